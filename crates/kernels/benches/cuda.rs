@@ -7,9 +7,11 @@ use cudarc::driver::sys::{CUdeviceptr, CUevent_flags};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use paceline_kernels::cuda::{
     Arg, Attention, AttentionShape, BackwardAt, Cudnn, ElementType, Epilogue, ForwardAt, Grid,
-    Kernels, Operands, Pass, Product, Products, Source,
+    Kernels, Operands, Pass, Product, Products, Routing, Source,
 };
+use paceline_kernels::experts::{dispatch, route};
 use paceline_kernels::philox::Stream as Random;
+use paceline_kernels::{head_norm, latent, rope};
 use std::sync::Arc;
 
 const BF16: ElementType = ElementType::Bf16;
@@ -122,7 +124,8 @@ impl Bench {
 fn error(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let square = |x: f64| x * x;
-    let off: f64 = found.iter().zip(expected).map(|(f, e)| square(f64::from(*f) - f64::from(*e))).sum();
+    let off: f64 =
+        found.iter().zip(expected).map(|(f, e)| square(f64::from(*f) - f64::from(*e))).sum();
     let norm: f64 = expected.iter().map(|e| square(f64::from(*e))).sum();
     (off / norm.max(1e-30)).sqrt()
 }
@@ -147,7 +150,8 @@ fn check_norm(bench: &mut Bench, ty: ElementType, layer: bool, rows: usize, widt
     let round = |v: f32| if ty == F32 { v } else { unbf16(bf16(v)) };
     let sum: Vec<f32> = x.iter().zip(&add).map(|(a, b)| round(a + b)).collect();
     let (mut y, mut dx) = (vec![0.0; n], vec![0.0; n]);
-    let (mut dgamma, mut dbeta, mut dbias) = (vec![0f64; width], vec![0f64; width], vec![0f64; width]);
+    let (mut dgamma, mut dbeta, mut dbias) =
+        (vec![0f64; width], vec![0f64; width], vec![0f64; width]);
     for r in 0..rows {
         let at = |v: &[f32], c: usize| f64::from(v[r * width + c]);
         let w = width as f64;
@@ -177,11 +181,13 @@ fn check_norm(bench: &mut Bench, ty: ElementType, layer: bool, rows: usize, widt
     let groups = 8 / warps;
     let source = Source::Norm { width: width as u32, layer, warps };
     let [xa, aa, ga, ba, dya] = [&x, &add, &gamma, &beta, &dy].map(|v| bench.put(ty, v));
-    let (suma, ya, dxa) = (bench.room(n as u64 * 4), bench.room(n as u64 * 4), bench.room(n as u64 * 4));
+    let (suma, ya, dxa) =
+        (bench.room(n as u64 * 4), bench.room(n as u64 * 4), bench.room(n as u64 * 4));
     let stats = bench.room(rows as u64 * 8);
     let blocks = (rows as u32).div_ceil(groups);
     let args = [xa, aa, ga, ba, suma, ya, stats].map(Arg::At);
-    let args: Vec<Arg> = args.into_iter().chain([Arg::Word(rows as u32), Arg::Real(1e-5)]).collect();
+    let args: Vec<Arg> =
+        args.into_iter().chain([Arg::Word(rows as u32), Arg::Real(1e-5)]).collect();
     bench.run(source, ty, "norm_forward", Grid::of(blocks, 256), &args);
     let parts = 5u32;
     let partial = bench.room(u64::from(parts) * 3 * width as u64 * 4);
@@ -231,18 +237,22 @@ fn check_loss(bench: &mut Bench, ty: ElementType, rows: usize, width: usize, wor
     let (stats, lossa) = (bench.room(rows as u64 * 8), bench.room(rows as u64 * 4));
     let other = bench.room((rows * width) as u64 * ty.bytes());
     let held = width % 8 == 0 && width <= 51200;
-    let source = Source::CrossEntropy { width: width as u32, words: words as u32, threads: 1024, blocks: 1, held };
+    let source = Source::CrossEntropy {
+        width: width as u32,
+        words: words as u32,
+        threads: 1024,
+        blocks: 1,
+        held,
+    };
     let tail = [Arg::Real(scale)];
-    let args: Vec<Arg> =
-        [la, ta, stats, lossa, 0].map(Arg::At).into_iter().chain(tail).collect();
+    let args: Vec<Arg> = [la, ta, stats, lossa, 0].map(Arg::At).into_iter().chain(tail).collect();
     bench.run(source, ty, "cross_entropy", Grid::of(rows as u32, 1024), &args);
     let args: Vec<Arg> = [la, ta, stats, other].map(Arg::At).into_iter().chain(tail).collect();
     bench.run(source, ty, "cross_entropy_gradient", Grid::of(rows as u32, 1024), &args);
     let bound = if ty == F32 { 1e-5 } else { 5e-3 };
     let name = |what: &str| format!("cross entropy {what} {ty:?} {rows}x{width}/{words}");
     report(&name("gradient alone"), error(&bench.get(ty, other, rows * width), &gradient), bound);
-    let args: Vec<Arg> =
-        [la, ta, stats, lossa, la].map(Arg::At).into_iter().chain(tail).collect();
+    let args: Vec<Arg> = [la, ta, stats, lossa, la].map(Arg::At).into_iter().chain(tail).collect();
     bench.run(source, ty, "cross_entropy", Grid::of(rows as u32, 1024), &args);
     report(&name("loss"), error(&bench.get(F32, lossa, rows), &losses), 1e-5);
     report(&name("gradient"), error(&bench.get(ty, la, rows * width), &gradient), bound);
@@ -297,11 +307,24 @@ impl Segments {
         }
     }
 
-    fn run(&self, bench: &mut Bench, ty: ElementType, (dy, table): (CUdeviceptr, CUdeviceptr), width: u32) {
+    fn run(
+        &self,
+        bench: &mut Bench,
+        ty: ElementType,
+        (dy, table): (CUdeviceptr, CUdeviceptr),
+        width: u32,
+    ) {
         let e = Source::Elementwise;
-        let args = [dy, self.order, self.starts, self.words, self.places, table, self.partial].map(Arg::At);
+        let args = [dy, self.order, self.starts, self.words, self.places, table, self.partial]
+            .map(Arg::At);
         let args: Vec<Arg> = args.into_iter().chain([Arg::Word(width)]).collect();
-        bench.run(e, ty, "embedding_segments", Grid::of(self.count, (width / 8).clamp(32, 256).next_multiple_of(32)), &args);
+        bench.run(
+            e,
+            ty,
+            "embedding_segments",
+            Grid::of(self.count, (width / 8).clamp(32, 256).next_multiple_of(32)),
+            &args,
+        );
         if self.folds > 0 {
             let args = [self.partial, self.fold_starts, self.fold_words, table].map(Arg::At);
             let args: Vec<Arg> = args.into_iter().chain([Arg::Word(width)]).collect();
@@ -316,8 +339,7 @@ fn gelu(v: f64) -> f64 {
 
 fn slope(v: f64) -> f64 {
     let t = (0.7978845608028654 * (v + 0.044715 * v * v * v)).tanh();
-    0.5 * (1.0 + t)
-        + 0.5 * v * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * v * v)
+    0.5 * (1.0 + t) + 0.5 * v * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * v * v)
 }
 
 fn check_elementwise(bench: &mut Bench, ty: ElementType) {
@@ -328,18 +350,36 @@ fn check_elementwise(bench: &mut Bench, ty: ElementType) {
     let (x, dy) = (tensor("x", ty, 2 * n, 1.0), tensor("dy", ty, n, 1.0));
     let (xa, dya, to) = (bench.put(ty, &x), bench.put(ty, &dy), bench.room(8 * n as u64));
     let odd = n - 3;
-    bench.run(e, ty, "gelu_forward", Grid::over(odd as u64), &[Arg::At(xa), Arg::At(to), Arg::Long(odd as u64)]);
+    bench.run(
+        e,
+        ty,
+        "gelu_forward",
+        Grid::over(odd as u64),
+        &[Arg::At(xa), Arg::At(to), Arg::Long(odd as u64)],
+    );
     let expected: Vec<f32> = x[..odd].iter().map(|v| gelu(f64::from(*v)) as f32).collect();
     report(&format!("gelu {ty:?}"), error(&bench.get(ty, to, odd), &expected), bound);
-    bench.run(e, ty, "gelu_backward", Grid::over(n as u64), &[Arg::At(dya), Arg::At(xa), Arg::At(to), Arg::Long(n as u64)]);
-    let expected: Vec<f32> = (0..n).map(|i| (f64::from(dy[i]) * slope(f64::from(x[i]))) as f32).collect();
+    bench.run(
+        e,
+        ty,
+        "gelu_backward",
+        Grid::over(n as u64),
+        &[Arg::At(dya), Arg::At(xa), Arg::At(to), Arg::Long(n as u64)],
+    );
+    let expected: Vec<f32> =
+        (0..n).map(|i| (f64::from(dy[i]) * slope(f64::from(x[i]))) as f32).collect();
     report(&format!("gelu backward {ty:?}"), error(&bench.get(ty, to, n), &expected), bound);
     let sizes = [Arg::Word(rows as u32), Arg::Word(width as u32)];
     for (name, back, act, dact) in [
-        ("swiglu_forward", "swiglu_backward", (|v: f64| v / (1.0 + (-v).exp())) as fn(f64) -> f64, (|v: f64| {
-            let s = 1.0 / (1.0 + (-v).exp());
-            s * (1.0 + v * (1.0 - s))
-        }) as fn(f64) -> f64),
+        (
+            "swiglu_forward",
+            "swiglu_backward",
+            (|v: f64| v / (1.0 + (-v).exp())) as fn(f64) -> f64,
+            (|v: f64| {
+                let s = 1.0 / (1.0 + (-v).exp());
+                s * (1.0 + v * (1.0 - s))
+            }) as fn(f64) -> f64,
+        ),
         ("geglu_forward", "geglu_backward", gelu as fn(f64) -> f64, slope as fn(f64) -> f64),
     ] {
         let at = |r: usize, c: usize| f64::from(x[r * 2 * width + c]);
@@ -352,19 +392,46 @@ fn check_elementwise(bench: &mut Bench, ty: ElementType) {
                 dx[r * 2 * width + width + c] = (d * act(g)) as f32;
             }
         }
-        bench.run(e, ty, name, Grid::over(n as u64), &[Arg::At(xa), Arg::At(to), sizes[0], sizes[1]]);
+        bench.run(
+            e,
+            ty,
+            name,
+            Grid::over(n as u64),
+            &[Arg::At(xa), Arg::At(to), sizes[0], sizes[1]],
+        );
         report(&format!("{name} {ty:?}"), error(&bench.get(ty, to, n), &y), bound);
-        bench.run(e, ty, back, Grid::over(n as u64), &[Arg::At(dya), Arg::At(xa), Arg::At(to), sizes[0], sizes[1]]);
+        bench.run(
+            e,
+            ty,
+            back,
+            Grid::over(n as u64),
+            &[Arg::At(dya), Arg::At(xa), Arg::At(to), sizes[0], sizes[1]],
+        );
         report(&format!("{back} {ty:?}"), error(&bench.get(ty, to, 2 * n), &dx), bound);
     }
     // Embedding and its gradient.
     let (vocab, seq) = (50usize, 37usize);
     let ids: Vec<u32> = (0..rows).map(|r| (r * r % vocab) as u32).collect();
-    let (table, places) = (tensor("table", ty, vocab * width, 1.0), tensor("places", ty, seq * width, 1.0));
+    let (table, places) =
+        (tensor("table", ty, vocab * width, 1.0), tensor("places", ty, seq * width, 1.0));
     let (ia, ta, pa) = (bench.words(&ids), bench.put(ty, &table), bench.put(ty, &places));
-    let args = [Arg::At(ia), Arg::At(ta), Arg::At(pa), Arg::At(to), sizes[0], sizes[1], Arg::Word(vocab as u32), Arg::Word(seq as u32)];
+    let args = [
+        Arg::At(ia),
+        Arg::At(ta),
+        Arg::At(pa),
+        Arg::At(to),
+        sizes[0],
+        sizes[1],
+        Arg::Word(vocab as u32),
+        Arg::Word(seq as u32),
+    ];
     bench.run(e, ty, "embedding_forward", Grid::over(n as u64), &args);
-    let expected: Vec<f32> = (0..n).map(|i| table[ids[i / width] as usize * width + i % width] + places[i / width % seq * width + i % width]).collect();
+    let expected: Vec<f32> = (0..n)
+        .map(|i| {
+            table[ids[i / width] as usize * width + i % width]
+                + places[i / width % seq * width + i % width]
+        })
+        .collect();
     report(&format!("embedding {ty:?}"), error(&bench.get(ty, to, n), &expected), bound);
     let dtable = bench.room((vocab * width * 4) as u64);
     let segments = Segments::of(bench, &ids, 2, width as u64);
@@ -373,15 +440,27 @@ fn check_elementwise(bench: &mut Bench, ty: ElementType) {
     for i in 0..n {
         expected[ids[i / width] as usize * width + i % width] += dy[i];
     }
-    report(&format!("embedding gradient {ty:?}"), error(&bench.get(F32, dtable, vocab * width), &expected), 1e-5);
+    report(
+        &format!("embedding gradient {ty:?}"),
+        error(&bench.get(F32, dtable, vocab * width), &expected),
+        1e-5,
+    );
     // Column sums.
     let partial = bench.room(3 * width as u64 * 4);
     let mut grid = Grid::of(3, 256);
     grid.blocks.1 = (width as u32).div_ceil(256);
     bench.run(e, ty, "column_sums", grid, &[Arg::At(dya), Arg::At(partial), sizes[0], sizes[1]]);
-    let args = [Arg::At(partial), Arg::At(to), Arg::Word(3), Arg::Long(width as u64), sizes[1], Arg::Word(1)];
+    let args = [
+        Arg::At(partial),
+        Arg::At(to),
+        Arg::Word(3),
+        Arg::Long(width as u64),
+        sizes[1],
+        Arg::Word(1),
+    ];
     bench.run(e, ty, "fold_partials", Grid::of((width as u32).div_ceil(32), 256), &args);
-    let expected: Vec<f32> = (0..width).map(|c| (0..rows).map(|r| dy[r * width + c]).sum()).collect();
+    let expected: Vec<f32> =
+        (0..width).map(|c| (0..rows).map(|r| dy[r * width + c]).sum()).collect();
     report(&format!("column sums {ty:?}"), error(&bench.get(F32, to, width), &expected), 1e-5);
 }
 
@@ -390,24 +469,31 @@ fn check_products(bench: &mut Bench, ty: ElementType) {
     let (x, w) = (tensor("x", ty, rows * inputs, 1.0), tensor("w", ty, outputs * inputs, 1.0));
     let (dy, bias) = (tensor("dy", ty, rows * outputs, 1.0), tensor("b", ty, outputs, 1.0));
     let bound = if ty == F32 { 1e-5 } else { 8e-3 };
-    let (xa, wa, dya, ba) = (bench.put(ty, &x), bench.put(ty, &w), bench.put(ty, &dy), bench.put(ty, &bias));
+    let (xa, wa, dya, ba) =
+        (bench.put(ty, &x), bench.put(ty, &w), bench.put(ty, &dy), bench.put(ty, &bias));
     let (to, kept, db) = (bench.room(1 << 16), bench.room(1 << 16), bench.room(1 << 12));
     let y: Vec<f64> = (0..rows * outputs)
         .map(|i| {
             let (r, o) = (i / outputs, i % outputs);
-            (0..inputs).map(|k| f64::from(x[r * inputs + k]) * f64::from(w[o * inputs + k])).sum::<f64>()
+            (0..inputs)
+                .map(|k| f64::from(x[r * inputs + k]) * f64::from(w[o * inputs + k]))
+                .sum::<f64>()
         })
         .collect();
     let dx: Vec<f64> = (0..rows * inputs)
         .map(|i| {
             let (r, k) = (i / inputs, i % inputs);
-            (0..outputs).map(|o| f64::from(dy[r * outputs + o]) * f64::from(w[o * inputs + k])).sum::<f64>()
+            (0..outputs)
+                .map(|o| f64::from(dy[r * outputs + o]) * f64::from(w[o * inputs + k]))
+                .sum::<f64>()
         })
         .collect();
     let dw: Vec<f32> = (0..outputs * inputs)
         .map(|i| {
             let (o, k) = (i / inputs, i % inputs);
-            (0..rows).map(|r| f64::from(dy[r * outputs + o]) * f64::from(x[r * inputs + k])).sum::<f64>() as f32
+            (0..rows)
+                .map(|r| f64::from(dy[r * outputs + o]) * f64::from(x[r * inputs + k]))
+                .sum::<f64>() as f32
         })
         .collect();
     let product = |pass, epilogue, result, accumulate| Product {
@@ -420,59 +506,138 @@ fn check_products(bench: &mut Bench, ty: ElementType) {
         accumulate,
         epilogue,
     };
-    let forward = Operands { left: xa, right: wa, result: to, bias: ba, kept, ..Operands::default() };
-    let run = |bench: &mut Bench, product: Product, at: &Operands, name: &str| {
-        match unsafe { bench.products.run(product, at) } {
-            Ok(()) => true,
-            Err(error) => {
-                println!("REFUSED {name}: {error}");
-                false
-            }
+    let forward =
+        Operands { left: xa, right: wa, result: to, bias: ba, kept, ..Operands::default() };
+    let run = |bench: &mut Bench, product: Product, at: &Operands, name: &str| match unsafe {
+        bench.products.run(product, at)
+    } {
+        Ok(()) => true,
+        Err(error) => {
+            println!("REFUSED {name}: {error}");
+            false
         }
     };
     let singles = |v: &[f64]| v.iter().map(|v| *v as f32).collect::<Vec<_>>();
     if run(bench, product(Pass::Forward, Epilogue::None, ty, false), &forward, "forward") {
-        report(&format!("product {ty:?}"), error(&bench.get(ty, to, rows * outputs), &singles(&y)), bound);
+        report(
+            &format!("product {ty:?}"),
+            error(&bench.get(ty, to, rows * outputs), &singles(&y)),
+            bound,
+        );
     }
-    let biased: Vec<f64> = (0..rows * outputs).map(|i| y[i] + f64::from(bias[i % outputs])).collect();
+    let biased: Vec<f64> =
+        (0..rows * outputs).map(|i| y[i] + f64::from(bias[i % outputs])).collect();
     if run(bench, product(Pass::Forward, Epilogue::Bias, ty, false), &forward, "bias") {
-        report(&format!("product + bias {ty:?}"), error(&bench.get(ty, to, rows * outputs), &singles(&biased)), bound);
+        report(
+            &format!("product + bias {ty:?}"),
+            error(&bench.get(ty, to, rows * outputs), &singles(&biased)),
+            bound,
+        );
     }
     let residual = Operands { addend: dya, ..forward };
-    if run(bench, product(Pass::Forward, Epilogue::Bias, ty, true), &residual, "bias and residual") {
+    if run(bench, product(Pass::Forward, Epilogue::Bias, ty, true), &residual, "bias and residual")
+    {
         let expected: Vec<f32> = (0..rows * outputs).map(|i| biased[i] as f32 + dy[i]).collect();
-        report(&format!("product + bias + residual {ty:?}"), error(&bench.get(ty, to, rows * outputs), &expected), bound);
+        report(
+            &format!("product + bias + residual {ty:?}"),
+            error(&bench.get(ty, to, rows * outputs), &expected),
+            bound,
+        );
     }
-    if run(bench, product(Pass::Forward, Epilogue::BiasGelu, ty, false), &forward, "bias and gelu") {
+    if run(bench, product(Pass::Forward, Epilogue::BiasGelu, ty, false), &forward, "bias and gelu")
+    {
         let expected: Vec<f32> = biased.iter().map(|v| gelu(*v) as f32).collect();
-        report(&format!("product + bias + gelu {ty:?}"), error(&bench.get(ty, to, rows * outputs), &expected), bound);
-        report(&format!("  its kept sum {ty:?}"), error(&bench.get(ty, kept, rows * outputs), &singles(&biased)), bound);
+        report(
+            &format!("product + bias + gelu {ty:?}"),
+            error(&bench.get(ty, to, rows * outputs), &expected),
+            bound,
+        );
+        report(
+            &format!("  its kept sum {ty:?}"),
+            error(&bench.get(ty, kept, rows * outputs), &singles(&biased)),
+            bound,
+        );
     }
-    let back = Operands { left: dya, right: wa, result: to, bias: db, kept: xa, ..Operands::default() };
-    if run(bench, product(Pass::InputGradient, Epilogue::None, ty, false), &back, "input gradient") {
-        report(&format!("input gradient {ty:?}"), error(&bench.get(ty, to, rows * inputs), &singles(&dx)), bound);
+    let back =
+        Operands { left: dya, right: wa, result: to, bias: db, kept: xa, ..Operands::default() };
+    if run(bench, product(Pass::InputGradient, Epilogue::None, ty, false), &back, "input gradient")
+    {
+        report(
+            &format!("input gradient {ty:?}"),
+            error(&bench.get(ty, to, rows * inputs), &singles(&dx)),
+            bound,
+        );
     }
-    if run(bench, product(Pass::InputGradient, Epilogue::GeluGradientBias, ty, false), &back, "gelu gradient and bias") {
-        let expected: Vec<f32> = (0..rows * inputs).map(|i| (dx[i] * slope(f64::from(x[i]))) as f32).collect();
-        report(&format!("input gradient · gelu' {ty:?}"), error(&bench.get(ty, to, rows * inputs), &expected), bound);
-        let sums: Vec<f32> = (0..inputs).map(|k| (0..rows).map(|r| expected[r * inputs + k]).sum()).collect();
-        report(&format!("  its bias gradient {ty:?}"), error(&bench.get(ty, db, inputs), &sums), bound);
+    if run(
+        bench,
+        product(Pass::InputGradient, Epilogue::GeluGradientBias, ty, false),
+        &back,
+        "gelu gradient and bias",
+    ) {
+        let expected: Vec<f32> =
+            (0..rows * inputs).map(|i| (dx[i] * slope(f64::from(x[i]))) as f32).collect();
+        report(
+            &format!("input gradient · gelu' {ty:?}"),
+            error(&bench.get(ty, to, rows * inputs), &expected),
+            bound,
+        );
+        let sums: Vec<f32> =
+            (0..inputs).map(|k| (0..rows).map(|r| expected[r * inputs + k]).sum()).collect();
+        report(
+            &format!("  its bias gradient {ty:?}"),
+            error(&bench.get(ty, db, inputs), &sums),
+            bound,
+        );
     }
-    if run(bench, product(Pass::InputGradient, Epilogue::GeluGradient, ty, false), &back, "gelu gradient") {
-        let expected: Vec<f32> = (0..rows * inputs).map(|i| (dx[i] * slope(f64::from(x[i]))) as f32).collect();
-        report(&format!("input gradient · gelu' alone {ty:?}"), error(&bench.get(ty, to, rows * inputs), &expected), bound);
+    if run(
+        bench,
+        product(Pass::InputGradient, Epilogue::GeluGradient, ty, false),
+        &back,
+        "gelu gradient",
+    ) {
+        let expected: Vec<f32> =
+            (0..rows * inputs).map(|i| (dx[i] * slope(f64::from(x[i]))) as f32).collect();
+        report(
+            &format!("input gradient · gelu' alone {ty:?}"),
+            error(&bench.get(ty, to, rows * inputs), &expected),
+            bound,
+        );
     }
-    let weight = Operands { left: xa, right: dya, result: to, addend: to, bias: db, ..Operands::default() };
+    let weight =
+        Operands { left: xa, right: dya, result: to, addend: to, bias: db, ..Operands::default() };
     for epilogue in [Epilogue::None, Epilogue::BiasGradient] {
-        if run(bench, product(Pass::WeightGradient, epilogue, F32, false), &weight, "weight gradient") {
-            report(&format!("weight gradient {epilogue:?} {ty:?}"), error(&bench.get(F32, to, outputs * inputs), &dw), bound);
+        if run(
+            bench,
+            product(Pass::WeightGradient, epilogue, F32, false),
+            &weight,
+            "weight gradient",
+        ) {
+            report(
+                &format!("weight gradient {epilogue:?} {ty:?}"),
+                error(&bench.get(F32, to, outputs * inputs), &dw),
+                bound,
+            );
             if epilogue == Epilogue::BiasGradient {
-                let sums: Vec<f32> = (0..outputs).map(|o| (0..rows).map(|r| dy[r * outputs + o]).sum()).collect();
-                report(&format!("  its bias gradient {ty:?}"), error(&bench.get(F32, db, outputs), &sums), bound);
+                let sums: Vec<f32> =
+                    (0..outputs).map(|o| (0..rows).map(|r| dy[r * outputs + o]).sum()).collect();
+                report(
+                    &format!("  its bias gradient {ty:?}"),
+                    error(&bench.get(F32, db, outputs), &sums),
+                    bound,
+                );
             }
-            if run(bench, product(Pass::WeightGradient, epilogue, F32, true), &weight, "accumulated") {
+            if run(
+                bench,
+                product(Pass::WeightGradient, epilogue, F32, true),
+                &weight,
+                "accumulated",
+            ) {
                 let twice: Vec<f32> = dw.iter().map(|v| 2.0 * v).collect();
-                report(&format!("  accumulated {ty:?}"), error(&bench.get(F32, to, outputs * inputs), &twice), bound);
+                report(
+                    &format!("  accumulated {ty:?}"),
+                    error(&bench.get(F32, to, outputs * inputs), &twice),
+                    bound,
+                );
             }
         }
     }
@@ -488,7 +653,8 @@ fn check_attention(bench: &mut Bench, shape: AttentionShape) {
             return;
         }
     };
-    let [b, s, h, g, d] = [shape.batch, shape.seq, shape.heads, shape.kv_heads, shape.head_dim].map(|v| v as usize);
+    let [b, s, h, g, d] =
+        [shape.batch, shape.seq, shape.heads, shape.kv_heads, shape.head_dim].map(|v| v as usize);
     let row = (h + 2 * g) * d;
     let qkv = tensor("qkv", BF16, b * s * row, 1.0);
     let dout = tensor("dout", BF16, b * s * h * d, 1.0);
@@ -503,7 +669,9 @@ fn check_attention(bench: &mut Bench, shape: AttentionShape) {
             let k = |t: usize, c: usize| f64::from(qkv[at(t, h + gi, c)]);
             let v = |t: usize, c: usize| f64::from(qkv[at(t, h + g + gi, c)]);
             for t in 0..s {
-                let scores: Vec<f64> = (0..=t).map(|u| (0..d).map(|c| q(t, c) * k(u, c)).sum::<f64>() * scale).collect();
+                let scores: Vec<f64> = (0..=t)
+                    .map(|u| (0..d).map(|c| q(t, c) * k(u, c)).sum::<f64>() * scale)
+                    .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let exp: Vec<f64> = scores.iter().map(|x| (x - max).exp()).collect();
                 let sum: f64 = exp.iter().sum();
@@ -542,10 +710,434 @@ fn check_attention(bench: &mut Bench, shape: AttentionShape) {
     let back = BackwardAt { forward, output_gradient: da, qkv_gradient: ga };
     let expected: Vec<f32> = dqkv.iter().map(|v| *v as f32).collect();
     match unsafe { attention.backward(&cudnn, &back) } {
-        Ok(()) => report(&format!("{name} backward"), error(&bench.get(BF16, ga, expected.len()), &expected), 2e-2),
+        Ok(()) => report(
+            &format!("{name} backward"),
+            error(&bench.get(BF16, ga, expected.len()), &expected),
+            2e-2,
+        ),
         Err(error) => println!("FAILED {name} backward: {error}"),
     }
     bench.cudnn = Some(cudnn);
+}
+
+/// Compares the kernels of experts with the CPU's, in f32.
+fn check_experts(bench: &mut Bench, routing: route::Routing, biased: bool) {
+    let pool = paceline_kernels::pool::Pool::single();
+    let route::Routing { experts, topk, seq, .. } = routing;
+    let (tokens, width, regions) = (3 * seq, 64usize, 2usize);
+    let logits = tensor("logits", F32, tokens * experts, 1.0);
+    let bias = tensor("bias", F32, experts, 0.3);
+    let bias = biased.then_some(&bias[..]);
+    let (mut choices, mut gates) = (vec![0u32; tokens * topk], vec![0f32; tokens * topk]);
+    let (whole, floats) = routing.room();
+    let (mut whole, mut floats) = (vec![0; whole], vec![0.0; floats]);
+    let each = tokens / routing.parts;
+    let shards = || (0..routing.parts).map(|part| part * each..(part + 1) * each);
+    let mut dropped = 0;
+    for own in shards() {
+        let at = own.start * topk..own.end * topk;
+        dropped += route::forward(
+            routing,
+            own,
+            &logits,
+            bias,
+            &mut choices[at.clone()],
+            &mut gates[at],
+            route::Room { whole: &mut whole, floats: &mut floats },
+        );
+    }
+    let dgates = tensor("dgates", F32, tokens * topk, 1.0);
+    let mut dlogits = vec![0f32; tokens * experts];
+    for own in shards() {
+        let (at, to) = (own.start * topk..own.end * topk, own.start * experts..own.end * experts);
+        route::input_gradient(
+            routing,
+            own,
+            &dgates[at],
+            &logits,
+            bias,
+            &mut dlogits[to],
+            2.0,
+            route::Room { whole: &mut whole, floats: &mut floats },
+        );
+    }
+    let name = |what: &str| {
+        format!(
+            "experts {experts} top {topk} sigmoid {} capacity {:?} parts {} {what}",
+            routing.sigmoid, routing.capacity, routing.parts
+        )
+    };
+    let r = Routing {
+        experts: experts as u32,
+        topk: topk as u32,
+        sigmoid: routing.sigmoid.into(),
+        seq: seq as u32,
+        capacity: routing.capacity.unwrap_or(0) as u32,
+        groups: routing.groups as u32,
+        kept_groups: routing.kept_groups as u32,
+        parts: routing.parts as u32,
+        scale: routing.scale,
+        balance: routing.balance,
+    };
+    let (rows, e) = (tokens as u32, Source::Experts);
+    let la = bench.put(F32, &logits);
+    let ba = bias.map_or(0, |bias| bench.put(F32, bias));
+    let (chosen, counts, lost) = (
+        bench.room((tokens * topk * 4) as u64),
+        bench.room((3 * experts * 4) as u64),
+        bench.room(12),
+    );
+    let warps =
+        Grid { blocks: (rows.div_ceil(8), 1), threads: 256, shared: 8 * 4 * experts as u32 };
+    bench.run(
+        e,
+        F32,
+        "choose_experts",
+        warps,
+        &[Arg::At(la), Arg::At(ba), Arg::At(chosen), Arg::Routing(r), Arg::Word(rows)],
+    );
+    bench.run(
+        e,
+        F32,
+        "count_and_drop",
+        Grid::of(3, 1024),
+        &[Arg::At(chosen), Arg::At(counts), Arg::At(lost), Arg::Routing(r)],
+    );
+    let (ca, ga) = (bench.room((tokens * topk * 4) as u64), bench.room((tokens * topk * 4) as u64));
+    let args = [
+        Arg::At(la),
+        Arg::At(chosen),
+        Arg::At(ca),
+        Arg::At(ga),
+        Arg::Routing(r),
+        Arg::Word(rows),
+        Arg::Word(0),
+        Arg::Word(rows),
+    ];
+    bench.run(e, F32, "gate_weights", Grid::of(rows.div_ceil(8), 256), &args);
+    let as_words = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+    let found = as_words(bench.get(F32, ca, tokens * topk));
+    println!("{:6} {}", if found == choices { "ok" } else { "WRONG" }, name("choices"));
+    let found: u32 = as_words(bench.get(F32, lost, 3)).into_iter().sum();
+    println!("{:6} {}", if u64::from(found) == dropped { "ok" } else { "WRONG" }, name("dropped"));
+    report(&name("gates"), error(&bench.get(F32, ga, tokens * topk), &gates), 1e-5);
+    let (dga, dla) = (bench.put(F32, &dgates), bench.room((tokens * experts * 4) as u64));
+    let scale = bench.put(F32, &[2.0]);
+    let args = [
+        Arg::At(dga),
+        Arg::At(la),
+        Arg::At(chosen),
+        Arg::At(counts),
+        Arg::At(dla),
+        Arg::Routing(r),
+        Arg::Word(rows),
+        Arg::Word(0),
+        Arg::Word(rows),
+        Arg::At(scale),
+    ];
+    bench.run(e, F32, "route_gradient", Grid::of(rows.div_ceil(8), 256), &args);
+    report(&name("dlogits"), error(&bench.get(F32, dla, tokens * experts), &dlogits), 2e-5);
+    // Dispatch and combine.
+    let region_rows = tokens * topk;
+    let shape = dispatch::Shape {
+        tokens: paceline_kernels::Rows { rows: tokens, width },
+        topk,
+        experts,
+        regions,
+        region_rows,
+    };
+    let (mut slots, mut each, mut starts) =
+        (vec![0u32; tokens * topk], vec![0u32; experts], vec![0u32; experts]);
+    dispatch::places(shape, &choices, &mut slots, &mut each, &mut starts).unwrap();
+    let n = (tokens * topk) as u32;
+    let tiles = n.div_ceil(1024);
+    let tile = bench.room(u64::from(tiles) * experts as u64 * 4);
+    let (each_at, over, slots_at) =
+        (bench.room(4 * experts as u64), bench.room(4), bench.room(u64::from(n) * 4));
+    let places = (regions * region_rows) as u32;
+    let origins = bench.words(&vec![u32::MAX; places as usize]);
+    let small = |blocks| Grid { blocks: (blocks, 1), threads: 1024, shared: 4 * experts as u32 };
+    bench.run(
+        e,
+        F32,
+        "tile_counts",
+        small(tiles),
+        &[Arg::At(ca), Arg::At(tile), Arg::Word(n), Arg::Word(r.experts), Arg::Word(0)],
+    );
+    bench.run(
+        e,
+        F32,
+        "tile_starts",
+        small(1),
+        &[
+            Arg::At(tile),
+            Arg::At(each_at),
+            Arg::At(over),
+            Arg::Word(tiles),
+            Arg::Word(r.experts),
+            Arg::Word(regions as u32),
+            Arg::Word(region_rows as u32),
+        ],
+    );
+    let large = Grid { blocks: (tiles, 1), threads: 1024, shared: 32 * 4 * experts as u32 };
+    bench.run(
+        e,
+        F32,
+        "assign_slots",
+        large,
+        &[
+            Arg::At(ca),
+            Arg::At(tile),
+            Arg::At(slots_at),
+            Arg::At(origins),
+            Arg::Word(n),
+            Arg::Word(r.experts),
+            Arg::Word(regions as u32),
+            Arg::Word(region_rows as u32),
+        ],
+    );
+    let found = as_words(bench.get(F32, slots_at, slots.len()));
+    println!("{:6} {}", if found == slots { "ok" } else { "WRONG" }, name("slots"));
+    let found = as_words(bench.get(F32, each_at, experts));
+    println!("{:6} {}", if found == each { "ok" } else { "WRONG" }, name("counts"));
+    let x = tensor("x", F32, tokens * width, 1.0);
+    let mut spread = vec![f32::NAN; places as usize * width];
+    dispatch::scatter(&pool, shape, &x, &slots, &mut spread);
+    let (xa, ra) = (bench.put(F32, &x), bench.room(u64::from(places) * width as u64 * 4));
+    let sizes = [Arg::Word(width as u32), Arg::Word(r.topk)];
+    bench.run(
+        e,
+        F32,
+        "dispatch_rows",
+        Grid::over(u64::from(places) * width as u64),
+        &[
+            Arg::At(xa),
+            Arg::At(origins),
+            Arg::At(0),
+            Arg::At(ra),
+            Arg::Word(places),
+            sizes[0],
+            sizes[1],
+        ],
+    );
+    report(&name("dispatch"), error(&bench.get(F32, ra, spread.len()), &spread), 1e-6);
+    let y = tensor("y", F32, places as usize * width, 1.0);
+    let mut combined = vec![0f32; tokens * width];
+    dispatch::combine(&pool, shape, &y, &slots, &gates, &mut combined);
+    let (ya, to) = (bench.put(F32, &y), bench.room((tokens * width * 4) as u64));
+    bench.run(
+        e,
+        F32,
+        "combine_rows",
+        Grid::over((tokens * width) as u64),
+        &[
+            Arg::At(ya),
+            Arg::At(slots_at),
+            Arg::At(ga),
+            Arg::At(to),
+            Arg::Word(rows),
+            sizes[0],
+            sizes[1],
+        ],
+    );
+    report(&name("combine"), error(&bench.get(F32, to, combined.len()), &combined), 1e-6);
+    let (mut drows, mut dg) = (vec![0f32; y.len()], vec![0f32; tokens * topk]);
+    dispatch::combine_gradient(&pool, shape, &x, &y, &slots, &gates, &mut drows, &mut dg);
+    bench.run(
+        e,
+        F32,
+        "dispatch_rows",
+        Grid::over(u64::from(places) * width as u64),
+        &[
+            Arg::At(xa),
+            Arg::At(origins),
+            Arg::At(ga),
+            Arg::At(ra),
+            Arg::Word(places),
+            sizes[0],
+            sizes[1],
+        ],
+    );
+    report(&name("combine's gradient"), error(&bench.get(F32, ra, drows.len()), &drows), 1e-6);
+    bench.run(
+        e,
+        F32,
+        "gate_gradient",
+        Grid::of(n.div_ceil(8), 256),
+        &[
+            Arg::At(xa),
+            Arg::At(ya),
+            Arg::At(slots_at),
+            Arg::At(dga),
+            Arg::Word(n),
+            sizes[0],
+            sizes[1],
+        ],
+    );
+    report(&name("gates' gradient"), error(&bench.get(F32, dga, dg.len()), &dg), 1e-5);
+}
+
+/// Compares norms of heads, rotation and latent attention with the CPU's, in f32.
+fn check_heads(bench: &mut Bench) {
+    let pool = paceline_kernels::pool::Pool::single();
+    let (batch, seq, heads, kv_heads, dim) = (2usize, 9usize, 4usize, 2usize, 48usize);
+    let rows = batch * seq;
+    let shape = head_norm::Shape { heads, kv_heads, head_dim: dim };
+    let n = rows * shape.width();
+    let (x, dy) = (tensor("x", F32, n, 1.0), tensor("dy", F32, n, 1.0));
+    let gains = [tensor("gain q", F32, dim, 1.0), tensor("gain k", F32, dim, 1.0)];
+    let both = [&gains[0][..], &gains[1][..]];
+    let (mut y, mut dx, mut stats) = (vec![0.0; n], vec![0.0; n], vec![0.0; rows * shape.stats()]);
+    head_norm::forward(shape, 1e-6, &x, both, &mut y, &mut stats);
+    head_norm::input_gradient(shape, &dy, &x, both, &stats, &mut dx);
+    let mut dgains = [vec![0f32; dim], vec![0f32; dim]];
+    let [dq, dk] = &mut dgains;
+    head_norm::weight_gradient(
+        &pool,
+        shape,
+        &dy,
+        &x,
+        &stats,
+        [dq, dk],
+        paceline_kernels::Write::Overwrite,
+    );
+    let (xa, dya, q, k) =
+        (bench.put(F32, &x), bench.put(F32, &dy), bench.put(F32, both[0]), bench.put(F32, both[1]));
+    let (to, sa, partial) = (
+        bench.room(n as u64 * 4),
+        bench.room(stats.len() as u64 * 4),
+        bench.room(5 * 2 * dim as u64 * 4),
+    );
+    let sizes = [rows, heads, kv_heads, dim].map(|v| Arg::Word(v as u32));
+    let count = (rows * (heads + 2 * kv_heads)) as u32;
+    let args: Vec<Arg> =
+        [xa, q, k, to, sa].map(Arg::At).into_iter().chain(sizes).chain([Arg::Real(1e-6)]).collect();
+    bench.run(Source::Heads, F32, "head_norm_forward", Grid::of(count.div_ceil(8), 256), &args);
+    report("head norm", error(&bench.get(F32, to, n), &y), 1e-5);
+    let args: Vec<Arg> =
+        [dya, xa, q, k, sa, to, partial].map(Arg::At).into_iter().chain(sizes).collect();
+    bench.run(Source::Heads, F32, "head_norm_backward", Grid::of(5, 256), &args);
+    report("head norm dx", error(&bench.get(F32, to, n), &dx), 1e-5);
+    for (which, dgain) in dgains.iter().enumerate() {
+        let args = [
+            Arg::At(partial + (which * dim * 4) as u64),
+            Arg::At(to),
+            Arg::Word(5),
+            Arg::Long(2 * dim as u64),
+            Arg::Word(dim as u32),
+            Arg::Word(1),
+        ];
+        bench.run(
+            Source::Elementwise,
+            F32,
+            "fold_partials",
+            Grid::of((dim as u32).div_ceil(32), 256),
+            &args,
+        );
+        report("head norm dgain", error(&bench.get(F32, to, dim), dgain), 1e-5);
+    }
+    // Rotation.
+    let table = |rope: usize, theta: f64| -> Vec<f32> {
+        (0..seq)
+            .flat_map(|t| {
+                (0..rope / 2).flat_map(move |i| {
+                    let angle = t as f64 * theta.powf(-2.0 * i as f64 / rope as f64);
+                    [angle.cos() as f32, angle.sin() as f32]
+                })
+            })
+            .collect()
+    };
+    let positions: Vec<u32> = (0..seq as u32).collect();
+    let rotation = rope::Rotation { heads, kv_heads, head_dim: dim, theta: 10000.0 };
+    rope::forward(rotation, &positions, &x, &mut y);
+    let turn = bench.put(F32, &table(dim, 10000.0));
+    let args = [
+        Arg::At(xa),
+        Arg::At(turn),
+        Arg::Word(rows as u32),
+        Arg::Word(shape.width() as u32),
+        Arg::Word((heads + kv_heads) as u32),
+        Arg::Word(dim as u32),
+        Arg::Word(seq as u32),
+        Arg::Word(0),
+        Arg::Real(1.0),
+    ];
+    bench.run(Source::Elementwise, F32, "rope", Grid::over(n as u64), &args);
+    report("rope", error(&bench.get(F32, xa, n), &y), 1e-6);
+    let mut back = args;
+    back[8] = Arg::Real(-1.0);
+    bench.run(Source::Elementwise, F32, "rope", Grid::over(n as u64), &back);
+    report("rope back", error(&bench.get(F32, xa, n), &x), 1e-6);
+    // Latent attention.
+    let shape = latent::Shape { heads, head_dim: 24, rope: 8, v_dim: 12, theta: 10000.0 };
+    let (width, own) = (shape.width(), heads * (24 - 8 + 12));
+    let (q, kv, turned) = (
+        tensor("q", F32, rows * width, 1.0),
+        tensor("kv", F32, rows * own, 1.0),
+        tensor("turned", F32, rows * 8, 1.0),
+    );
+    let dqkv = tensor("dqkv", F32, rows * 3 * width, 1.0);
+    let mut qkv = vec![0f32; rows * 3 * width];
+    let (mut dq, mut dkv, mut dturned) =
+        (vec![0f32; q.len()], vec![0f32; kv.len()], vec![0f32; turned.len()]);
+    let mut values = vec![0f32; rows * heads * 12];
+    for r in 0..rows {
+        let at = |n: usize| r * n..(r + 1) * n;
+        let position = (r % seq) as u32;
+        latent::heads(
+            shape,
+            position,
+            &q[at(width)],
+            &kv[at(own)],
+            &turned[at(8)],
+            &mut qkv[at(3 * width)],
+        );
+        latent::heads_gradient(
+            shape,
+            position,
+            &dqkv[at(3 * width)],
+            &mut dq[at(width)],
+            &mut dkv[at(own)],
+            &mut dturned[at(8)],
+        );
+        latent::values(shape, &q[at(width)], &mut values[at(heads * 12)]);
+    }
+    let turn = bench.put(F32, &table(8, 10000.0));
+    let [qa, kva, ta, dqkva] = [&q, &kv, &turned, &dqkv].map(|v| bench.put(F32, v));
+    let [qkva, dqa, dkva, dta] =
+        [qkv.len(), dq.len(), dkv.len(), dturned.len()].map(|n| bench.room(n as u64 * 4));
+    let sizes = [rows, heads, 24, 8, 12, seq].map(|v| Arg::Word(v as u32));
+    let args: Vec<Arg> = [qa, kva, ta, qkva, turn].map(Arg::At).into_iter().chain(sizes).collect();
+    bench.run(Source::Heads, F32, "latent_heads", Grid::over((rows * width) as u64), &args);
+    report("latent heads", error(&bench.get(F32, qkva, qkv.len()), &qkv), 1e-6);
+    let args: Vec<Arg> =
+        [dqkva, dqa, dkva, dta, turn].map(Arg::At).into_iter().chain(sizes).collect();
+    bench.run(
+        Source::Heads,
+        F32,
+        "latent_heads_gradient",
+        Grid::over((rows * width) as u64),
+        &args,
+    );
+    for (what, at, expected) in [("dq", dqa, &dq), ("dkv", dkva, &dkv), ("dturned", dta, &dturned)]
+    {
+        report(
+            &format!("latent {what}"),
+            error(&bench.get(F32, at, expected.len()), expected),
+            1e-6,
+        );
+    }
+    let args = [
+        Arg::At(qa),
+        Arg::At(qkva),
+        Arg::Word(rows as u32),
+        Arg::Word(heads as u32),
+        Arg::Word(24),
+        Arg::Word(12),
+        Arg::Word(0),
+    ];
+    bench.run(Source::Heads, F32, "latent_values", Grid::over((rows * width) as u64), &args);
+    report("latent values", error(&bench.get(F32, qkva, values.len()), &values), 1e-6);
 }
 
 /// Times every kernel of an iteration of a GPT-2 at one microbatch.
@@ -579,8 +1171,24 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
         ("head forward", 1, Pass::Forward, d, vocab, Epilogue::None, false),
         ("head input gradient", 1, Pass::InputGradient, d, vocab, Epilogue::None, false),
         ("head weight gradient", 1, Pass::WeightGradient, d, vocab, Epilogue::None, false),
-        ("down input gradient · gelu' + db", 0, Pass::InputGradient, f, d, Epilogue::GeluGradientBias, false),
-        ("down input gradient · gelu'", layers, Pass::InputGradient, f, d, Epilogue::GeluGradient, false),
+        (
+            "down input gradient · gelu' + db",
+            0,
+            Pass::InputGradient,
+            f,
+            d,
+            Epilogue::GeluGradientBias,
+            false,
+        ),
+        (
+            "down input gradient · gelu'",
+            layers,
+            Pass::InputGradient,
+            f,
+            d,
+            Epilogue::GeluGradient,
+            false,
+        ),
         ("down input gradient", 0, Pass::InputGradient, f, d, Epilogue::None, false),
         ("down weight gradient", layers, Pass::WeightGradient, f, d, Epilogue::None, false),
         ("down weight gradient + db", 0, Pass::WeightGradient, f, d, Epilogue::BiasGradient, false),
@@ -591,7 +1199,15 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
         ("out weight gradient", layers, Pass::WeightGradient, d, d, Epilogue::None, false),
         ("out weight gradient accumulated", 0, Pass::WeightGradient, d, d, Epilogue::None, true),
         ("qkv input gradient", layers, Pass::InputGradient, d, 3 * d, Epilogue::None, false),
-        ("qkv weight gradient + db", 0, Pass::WeightGradient, d, 3 * d, Epilogue::BiasGradient, false),
+        (
+            "qkv weight gradient + db",
+            0,
+            Pass::WeightGradient,
+            d,
+            3 * d,
+            Epilogue::BiasGradient,
+            false,
+        ),
         ("qkv weight gradient", layers, Pass::WeightGradient, d, 3 * d, Epilogue::None, false),
     ] {
         let wide = |n: u64, small: CUdeviceptr, big: CUdeviceptr| match n {
@@ -604,9 +1220,30 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
         let product =
             Product { pass, rows, inputs, outputs, operand: BF16, result, accumulate, epilogue };
         let at = match pass {
-            Pass::Forward => Operands { left: wide(inputs, x, h), right: w, addend: other, result: wide(outputs, y, y4), bias: vector, kept },
-            Pass::InputGradient => Operands { left: wide(outputs, x, h), right: w, addend: other, result: wide(inputs, y, y4), bias, kept },
-            Pass::WeightGradient => Operands { left: wide(inputs, x, h), right: wide(outputs, other, kept), addend: dw, result: dw, bias, kept },
+            Pass::Forward => Operands {
+                left: wide(inputs, x, h),
+                right: w,
+                addend: other,
+                result: wide(outputs, y, y4),
+                bias: vector,
+                kept,
+            },
+            Pass::InputGradient => Operands {
+                left: wide(outputs, x, h),
+                right: w,
+                addend: other,
+                result: wide(inputs, y, y4),
+                bias,
+                kept,
+            },
+            Pass::WeightGradient => Operands {
+                left: wide(inputs, x, h),
+                right: wide(outputs, other, kept),
+                addend: dw,
+                result: dw,
+                bias,
+                kept,
+            },
         };
         match unsafe { bench.products.tune(product, &at) } {
             Ok(_) => {
@@ -616,7 +1253,15 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
             Err(error) => println!("{name}: {error}"),
         }
     }
-    let shape = AttentionShape { batch, seq, heads, kv_heads: heads, head_dim: d / heads, element: BF16, deterministic: true };
+    let shape = AttentionShape {
+        batch,
+        seq,
+        heads,
+        kv_heads: heads,
+        head_dim: d / heads,
+        element: BF16,
+        deterministic: true,
+    };
     for deterministic in [true, false] {
         let cudnn = bench.cudnn.take().unwrap();
         match Attention::new(&cudnn, AttentionShape { deterministic, ..shape }) {
@@ -630,7 +1275,11 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
                 let ms = bench.time(|_| unsafe { attention.forward(&cudnn, &forward) }.unwrap());
                 line("attention forward", if deterministic { layers } else { 0 }, ms, 0.0, flops);
                 let ms = bench.time(|_| unsafe { attention.backward(&cudnn, &back) }.unwrap());
-                let name = if deterministic { "attention backward, deterministic" } else { "attention backward, atomic" };
+                let name = if deterministic {
+                    "attention backward, deterministic"
+                } else {
+                    "attention backward, atomic"
+                };
                 line(name, if deterministic { layers } else { 0 }, ms, 0.0, 2.5 * flops);
             }
             Err(error) => println!("attention: {error}"),
@@ -645,17 +1294,41 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
             continue;
         }
         let counts = |best: bool, n: u64| if best { n } else { 0 };
-        let best = warps == if d <= 768 { 2 } else { 4 };
+        let best = warps == if d <= 768 { 4 } else { 8 };
+        let first = warps == if d <= 768 { 1 } else { 2 };
         let norm = Source::Norm { width: d as u32, layer: true, warps };
         let groups = u64::from(8 / warps);
-        let args: Vec<Arg> = [x, 0, vector, vector, 0, y, stats].map(Arg::At).into_iter().chain([Arg::Word(rows as u32), Arg::Real(1e-5)]).collect();
-        let ms = bench.time(|b| b.run(norm, BF16, "norm_forward", Grid::of((rows / groups) as u32, 256), &args));
-        line(&format!("norm forward, {warps} warps"), counts(best, 2 * layers + 1), ms, 2.0 * bytes, 0.0);
-        for parts in [132u32, 264, 396, 528] {
+        let args: Vec<Arg> = [x, 0, vector, vector, 0, y, stats]
+            .map(Arg::At)
+            .into_iter()
+            .chain([Arg::Word(rows as u32), Arg::Real(1e-5)])
+            .collect();
+        let ms = bench.time(|b| {
+            b.run(norm, BF16, "norm_forward", Grid::of((rows / groups) as u32, 256), &args)
+        });
+        line(
+            &format!("norm forward, {warps} warps"),
+            counts(first, 2 * layers + 1),
+            ms,
+            2.0 * bytes,
+            0.0,
+        );
+        for parts in [264u32, 528, 660, 792, 1056, 1320] {
             let partial = bench.room(u64::from(parts) * 3 * d * 4);
-            let args: Vec<Arg> = [y, x, vector, stats, other, h, partial].map(Arg::At).into_iter().chain([Arg::Word(rows as u32)]).collect();
-            let ms = bench.time(|b| b.run(norm, BF16, "norm_backward", Grid::of(parts, 256), &args));
-            line(&format!("norm backward, {warps} warps, {parts} blocks"), counts(best && parts == 264, 2 * layers + 1), ms, 4.0 * bytes, 0.0);
+            let args: Vec<Arg> = [y, x, vector, stats, other, h, partial]
+                .map(Arg::At)
+                .into_iter()
+                .chain([Arg::Word(rows as u32)])
+                .collect();
+            let ms =
+                bench.time(|b| b.run(norm, BF16, "norm_backward", Grid::of(parts, 256), &args));
+            line(
+                &format!("norm backward, {warps} warps, {parts} blocks"),
+                counts(best && parts == 528, 2 * layers + 1),
+                ms,
+                4.0 * bytes,
+                0.0,
+            );
         }
     }
     let wide_bytes = (rows * f * 2) as f64;
@@ -669,52 +1342,101 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
         let partial = bench.room(264 * columns * 4);
         let mut grid = Grid::of(264, 256);
         grid.blocks.1 = (columns as u32).div_ceil(256);
-        let args = [Arg::At(from), Arg::At(partial), Arg::Word(rows as u32), Arg::Word(columns as u32)];
+        let args =
+            [Arg::At(from), Arg::At(partial), Arg::Word(rows as u32), Arg::Word(columns as u32)];
         let ms = bench.time(|b| b.run(e, BF16, "column_sums", grid, &args));
-        line(&format!("column sums of {columns} alone"), if columns == d { 0 } else { layers }, ms, (rows * columns * 2) as f64, 0.0);
+        line(
+            &format!("column sums of {columns} alone"),
+            if columns == d { 0 } else { layers },
+            ms,
+            (rows * columns * 2) as f64,
+            0.0,
+        );
     }
     let targets: Vec<u32> = (0..rows).map(|r| (r * 7919 % 50257) as u32).collect();
     let ids = bench.words(&targets);
     let losses = bench.room(rows * 4);
     let tail = [Arg::Real(1e-3)];
     let big = (rows * vocab * 2) as f64;
-    for (threads, blocks, held) in [(1024, 1, true), (1024, 1, false), (1024, 2, false), (512, 2, true), (512, 2, false), (512, 3, false), (512, 4, false), (256, 4, false), (256, 8, false)] {
-        let loss = Source::CrossEntropy { width: vocab as u32, words: 50257, threads, blocks, held };
+    for (threads, blocks, held) in
+        [(1024, 1, true), (1024, 1, false), (768, 1, true), (896, 1, true)]
+    {
+        let loss =
+            Source::CrossEntropy { width: vocab as u32, words: 50257, threads, blocks, held };
         let grid = Grid::of(rows as u32, threads);
-        let args: Vec<Arg> = [logits, ids, stats, losses, logits].map(Arg::At).into_iter().chain(tail).collect();
+        let args: Vec<Arg> =
+            [logits, ids, stats, losses, logits].map(Arg::At).into_iter().chain(tail).collect();
         let ms = bench.time(|b| b.run(loss, BF16, "cross_entropy", grid, &args));
-        line(&format!("cross entropy, {threads} × {blocks} {held}"), u64::from(threads == 512 && blocks == 3), ms, 2.0 * big, 0.0);
-        let args: Vec<Arg> = [logits, ids, stats, losses, 0].map(Arg::At).into_iter().chain(tail).collect();
+        line(
+            &format!("cross entropy, {threads} × {blocks} {held}"),
+            u64::from(threads == 1024 && held),
+            ms,
+            2.0 * big,
+            0.0,
+        );
+        let args: Vec<Arg> =
+            [logits, ids, stats, losses, 0].map(Arg::At).into_iter().chain(tail).collect();
         let ms = bench.time(|b| b.run(loss, BF16, "cross_entropy", grid, &args));
         line("cross entropy alone", 0, ms, big, 0.0);
-        let args: Vec<Arg> = [logits, ids, stats, logits].map(Arg::At).into_iter().chain(tail).collect();
+        let args: Vec<Arg> =
+            [logits, ids, stats, logits].map(Arg::At).into_iter().chain(tail).collect();
         let ms = bench.time(|b| b.run(loss, BF16, "cross_entropy_gradient", grid, &args));
         line("its gradient alone", 0, ms, 2.0 * big, 0.0);
     }
     let positions = bench.random(BF16, seq * d, 1.0);
-    let args = [Arg::At(ids), Arg::At(w), Arg::At(positions), Arg::At(y), Arg::Word(rows as u32), Arg::Word(d as u32), Arg::Word(50257), Arg::Word(seq as u32)];
+    let args = [
+        Arg::At(ids),
+        Arg::At(w),
+        Arg::At(positions),
+        Arg::At(y),
+        Arg::Word(rows as u32),
+        Arg::Word(d as u32),
+        Arg::Word(50257),
+        Arg::Word(seq as u32),
+    ];
     let ms = bench.time(|b| b.run(e, BF16, "embedding_forward", Grid::over(rows * d), &args));
     line("embedding", 1, ms, 2.0 * bytes, 0.0);
     // Words as frequent as Zipf's law has them.
-    let zipf: Vec<u32> = (0..rows).map(|r| ((50257f64).powf((r as f64 * 0.618_033_988_7).fract()) as u32 - 1).min(50256)).collect();
+    let zipf: Vec<u32> = (0..rows)
+        .map(|r| ((50257f64).powf((r as f64 * 0.618_033_988_7).fract()) as u32 - 1).min(50256))
+        .collect();
     for most in [32, 64, 128] {
         let segments = Segments::of(bench, &zipf, most, d);
         let ms = bench.time(|b| segments.run(b, BF16, (x, dw), d as u32));
-        line(&format!("embedding gradient, segments of {most}"), u64::from(most == 64), ms, bytes, 0.0);
+        line(
+            &format!("embedding gradient, segments of {most}"),
+            u64::from(most == 64),
+            ms,
+            bytes,
+            0.0,
+        );
     }
-    let args = [Arg::At(x), Arg::At(dw), Arg::Word(rows as u32), Arg::Word(d as u32), Arg::Word(seq as u32), Arg::Word(1)];
+    let args = [
+        Arg::At(x),
+        Arg::At(dw),
+        Arg::Word(rows as u32),
+        Arg::Word(d as u32),
+        Arg::Word(seq as u32),
+        Arg::Word(1),
+    ];
     let ms = bench.time(|b| b.run(e, BF16, "position_gradient", Grid::over(seq * d), &args));
     line("position gradient", 1, ms, bytes, 0.0);
     let n = 12 * layers * d * d + vocab * d;
     let [master, g, m, v] = [0; 4].map(|_: u64| bench.random(F32, n, 0.1));
     let weights = bench.room(n * 2);
     let constants = bench.put(F32, &[0.999, 1e-3, 1.0, 0.1, 0.95, 0.05, 1e-8, 1.0]);
-    let args: Vec<Arg> = [master, g, m, v, weights].map(Arg::At).into_iter().chain([Arg::Long(n), Arg::At(constants), Arg::At(0)]).collect();
+    let args: Vec<Arg> = [master, g, m, v, weights]
+        .map(Arg::At)
+        .into_iter()
+        .chain([Arg::Long(n), Arg::At(constants), Arg::At(0)])
+        .collect();
     let ms = bench.time(|b| b.run(e, BF16, "adamw", Grid::over(n), &args));
     line("adamw", 1, ms, 30.0 * n as f64, 0.0);
     let sums = bench.room(n / 1024 * 4);
     let args = [Arg::At(g), Arg::At(sums), Arg::Long(n / 1024)];
-    let ms = bench.time(|b| b.run(e, BF16, "block_squares", Grid::of((n / 1024).div_ceil(8) as u32, 256), &args));
+    let ms = bench.time(|b| {
+        b.run(e, BF16, "block_squares", Grid::of((n / 1024).div_ceil(8) as u32, 256), &args)
+    });
     line("squares of gradients", 1, ms, 4.0 * n as f64, 0.0);
     println!("sum of kernels: {total:.1} ms, {:.0} k tokens/s", rows as f64 / total);
 }
@@ -738,20 +1460,59 @@ fn main() {
             check_elementwise(&mut bench, ty);
             check_products(&mut bench, ty);
         }
+        let routing = route::Routing {
+            experts: 6,
+            topk: 2,
+            sigmoid: false,
+            scale: 1.5,
+            seq: 48,
+            capacity: None,
+            balance: 0.1,
+            groups: 1,
+            kept_groups: 1,
+            parts: 1,
+        };
+        check_experts(&mut bench, routing, false);
+        check_experts(&mut bench, route::Routing { topk: 1, ..routing }, false);
+        check_experts(&mut bench, route::Routing { capacity: Some(15), ..routing }, false);
+        check_experts(&mut bench, route::Routing { parts: 2, ..routing }, false);
+        let many = route::Routing {
+            experts: 128,
+            topk: 8,
+            sigmoid: true,
+            groups: 8,
+            kept_groups: 3,
+            seq: 512,
+            ..routing
+        };
+        check_experts(&mut bench, many, true);
+        check_experts(
+            &mut bench,
+            route::Routing { sigmoid: false, capacity: Some(40), ..many },
+            false,
+        );
+        check_heads(&mut bench);
         for deterministic in [true, false] {
             for (batch, seq, heads, kv_heads, head_dim) in
                 [(2, 128, 4, 4, 64), (2, 256, 4, 2, 64), (1, 200, 4, 1, 128), (1, 64, 2, 2, 32)]
             {
-                let shape = AttentionShape { batch, seq, heads, kv_heads, head_dim, element: BF16, deterministic };
+                let shape = AttentionShape {
+                    batch,
+                    seq,
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    element: BF16,
+                    deterministic,
+                };
                 check_attention(&mut bench, shape);
             }
         }
         bench.held.truncate(1);
     }
-    for (name, sizes) in [
-        ("gpt2-124m", [64, 1024, 12, 768, 12]),
-        ("gpt2-1.5b", [16, 1024, 48, 1600, 25]),
-    ] {
+    for (name, sizes) in
+        [("gpt2-124m", [64, 1024, 12, 768, 12]), ("gpt2-1.5b", [16, 1024, 48, 1600, 25])]
+    {
         if wants(name) {
             gpt2(&mut bench, sizes);
             bench.held.truncate(1);

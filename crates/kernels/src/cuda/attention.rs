@@ -199,13 +199,7 @@ fn scores(
     let column = graph.inner(square, Data::Int32)?;
     graph.pointwise(Mode::CUDNN_POINTWISE_GEN_INDEX, FLOAT, &[last], column, Some(3))?;
     let seen = graph.inner(square, Data::Boolean)?;
-    graph.pointwise(
-        Mode::CUDNN_POINTWISE_CMP_GE,
-        Data::Boolean,
-        &[row, column],
-        seen,
-        None,
-    )?;
+    graph.pointwise(Mode::CUDNN_POINTWISE_CMP_GE, Data::Boolean, &[row, column], seen, None)?;
     let lowest = if Cudnn::version() < 91000 { f32::MIN } else { f32::NEG_INFINITY };
     let (lowest, masked) = (graph.scalar(lowest)?, graph.inner(square, FLOAT)?);
     let select = Mode::CUDNN_POINTWISE_BINARY_SELECT;

@@ -15,6 +15,10 @@ use std::sync::{Arc, Mutex};
 pub enum Source {
     /// Elementwise kernels, updates, embeddings and column sums.
     Elementwise,
+    /// Norms of heads and latent attention.
+    Heads,
+    /// Routing, dispatch and combination of experts.
+    Experts,
     /// Layer norm (`layer`) and RMS norm of rows of `width` elements.
     Norm {
         /// Elements of a row.
@@ -39,13 +43,14 @@ pub enum Source {
     },
 }
 
-
 const COMMON: &str = include_str!("source/common.cuh");
 
 impl Source {
     fn text(self) -> &'static str {
         match self {
             Self::Elementwise => include_str!("source/elementwise.cu"),
+            Self::Heads => include_str!("source/heads.cu"),
+            Self::Experts => include_str!("source/experts.cu"),
             Self::Norm { .. } => include_str!("source/norm.cu"),
             Self::CrossEntropy { .. } => include_str!("source/cross_entropy.cu"),
         }
@@ -54,7 +59,7 @@ impl Source {
     /// Constants that the source is compiled with.
     fn defines(self) -> Vec<String> {
         match self {
-            Self::Elementwise => Vec::new(),
+            Self::Elementwise | Self::Heads | Self::Experts => Vec::new(),
             Self::Norm { width, layer, warps } => vec![
                 format!("-DWIDTH={width}"),
                 format!("-DWARPS_PER_ROW={warps}"),
@@ -82,7 +87,38 @@ pub enum Arg {
     Word(u32),
     /// 32-bit float.
     Real(f32),
+    /// Parameters of a routing.
+    Routing(Routing),
 }
+
+/// Parameters of the routing kernels, as in [`crate::experts::route::Routing`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Routing {
+    /// Number of experts.
+    pub experts: u32,
+    /// Experts of a token.
+    pub topk: u32,
+    /// 1 if scores are sigmoids, 0 for a softmax.
+    pub sigmoid: u32,
+    /// Tokens of a sequence.
+    pub seq: u32,
+    /// Maximum number of tokens of a sequence per expert, 0 if unbounded.
+    pub capacity: u32,
+    /// Groups of experts, at most 32.
+    pub groups: u32,
+    /// Groups that a token's experts come from.
+    pub kept_groups: u32,
+    /// Shards of a sequence in zigzag layout.
+    pub parts: u32,
+    /// Sum of the weights of a token's experts.
+    pub scale: f32,
+    /// Weight of a sequence's imbalance in the loss.
+    pub balance: f32,
+}
+
+// SAFETY: plain numbers in C's layout, as the kernels declare them.
+unsafe impl cudarc::driver::DeviceRepr for Routing {}
 
 /// Blocks and threads of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -91,18 +127,20 @@ pub struct Grid {
     pub blocks: (u32, u32),
     /// Threads of a block.
     pub threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: u32,
 }
 
 impl Grid {
     /// Grid of a kernel over `n` elements, eight a thread, which strides over the rest.
     pub fn over(n: u64) -> Self {
         let blocks = n.div_ceil(8 * 256).clamp(1, 8192) as u32;
-        Self { blocks: (blocks, 1), threads: 256 }
+        Self { blocks: (blocks, 1), threads: 256, shared: 0 }
     }
 
     /// Grid of `blocks` blocks of `threads` threads.
     pub const fn of(blocks: u32, threads: u32) -> Self {
-        Self { blocks: (blocks, 1), threads }
+        Self { blocks: (blocks, 1), threads, shared: 0 }
     }
 }
 
@@ -185,12 +223,13 @@ impl Kernels {
                 Arg::Long(number) => builder.arg(number),
                 Arg::Word(number) => builder.arg(number),
                 Arg::Real(number) => builder.arg(number),
+                Arg::Routing(routing) => builder.arg(routing),
             };
         }
         let config = LaunchConfig {
             grid_dim: (grid.blocks.0, grid.blocks.1, 1),
             block_dim: (grid.threads, 1, 1),
-            shared_mem_bytes: 0,
+            shared_mem_bytes: grid.shared,
         };
         // SAFETY: the caller's promise.
         unsafe { builder.launch(config) }.map(|_| ()).map_err(failed(name))

@@ -22,6 +22,6 @@ pub use attention::{Attention, AttentionShape, BackwardAt, ForwardAt};
 pub use cudnn::Cudnn;
 pub use device::{CudaError, Device, Mark, Stream};
 pub use element_type::ElementType;
-pub use jit::{Arg, Grid, Kernels, Source};
+pub use jit::{Arg, Grid, Kernels, Routing, Source};
 pub use ops::{Function, Update};
 pub use product::{Epilogue, Operands, Pass, Product, Products};

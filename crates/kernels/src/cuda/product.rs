@@ -7,8 +7,8 @@
 use super::device::{CudaError, failed};
 use super::element_type::ElementType;
 use cudarc::cublaslt::{result, sys};
-use cudarc::driver::sys::{CUdeviceptr, CUevent_flags};
 use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{CUdeviceptr, CUevent_flags};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -158,7 +158,8 @@ impl Products {
             }
         };
         // SAFETY: the caller's promise.
-        unsafe { self.launch(&product, &described, at, &choice) }.map_err(failed(&format!("{product:?}")))
+        unsafe { self.launch(&product, &described, at, &choice) }
+            .map_err(failed(&format!("{product:?}")))
     }
 
     /// Times the library's candidates for a shape and keeps the fastest. Overwrites the result.
@@ -246,12 +247,12 @@ impl Products {
         let types = [operand, operand, output];
         let mut layouts = [std::ptr::null_mut(); 3];
         for ((layout, (height, width)), ty) in layouts.iter_mut().zip(shapes).zip(types) {
-            *layout = result::create_matrix_layout(ty, height, width, height as i64)
-                .map_err(error())?;
+            *layout =
+                result::create_matrix_layout(ty, height, width, height as i64).map_err(error())?;
         }
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        let matmul = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)
-            .map_err(error())?;
+        let matmul =
+            result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F).map_err(error())?;
         let described = Descriptors { matmul, layouts };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let set = |attribute, value: *const c_void, bytes| {
@@ -285,8 +286,7 @@ impl Products {
             };
             word(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias as u32)?;
         }
-        let keeps =
-            [Epilogue::BiasGelu, Epilogue::GeluGradient, Epilogue::GeluGradientBias];
+        let keeps = [Epilogue::BiasGelu, Epilogue::GeluGradient, Epilogue::GeluGradientBias];
         if keeps.contains(&product.epilogue) {
             long(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.kept)?;
             long(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, shapes[2].0)?;
@@ -353,7 +353,10 @@ impl Drop for Products {
 }
 
 fn unsupported(product: &Product) -> CudaError {
-    CudaError::Call { call: format!("{product:?}"), what: "cuBLASLt has no algorithm for it".into() }
+    CudaError::Call {
+        call: format!("{product:?}"),
+        what: "cuBLASLt has no algorithm for it".into(),
+    }
 }
 
 const fn data_type(element: ElementType) -> sys::cudaDataType_t {
