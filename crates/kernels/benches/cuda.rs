@@ -236,7 +236,7 @@ fn check_loss(bench: &mut Bench, ty: ElementType, rows: usize, width: usize, wor
     let (la, ta) = (bench.put(ty, &logits), bench.words(&targets));
     let (stats, lossa) = (bench.room(rows as u64 * 8), bench.room(rows as u64 * 4));
     let other = bench.room((rows * width) as u64 * ty.bytes());
-    let held = width % 8 == 0 && width <= 51200;
+    let held = width.is_multiple_of(8) && width <= 51200;
     let source = Source::CrossEntropy {
         width: width as u32,
         words: words as u32,
