@@ -21,6 +21,8 @@ pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
 
 impl RoleIr<'_> {
     /// ZeRO-3: gathers a layer's weights, unless they are available.
+    ///
+    /// It waits only for its double buffer, so it runs while the previous layer computes (prefetch).
     fn gather(&mut self, layer: usize) {
         for bucket in self.buckets_of(layer) {
             let Weights::Gathered { whole, gather: call, present: false, .. } =
