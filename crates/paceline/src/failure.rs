@@ -1,7 +1,8 @@
 //! Failures of a command, their messages and exit codes.
 
-use crate::flags::Problems;
+use crate::flags::{Problem, Problems};
 use paceline_exec::ExecError;
+use serde::Serialize;
 use std::io;
 use std::process::ExitCode;
 
@@ -30,13 +31,27 @@ impl Failure {
         }
     }
 
+    /// The message as a JSON object; `None` where there is none.
+    pub(crate) fn record(&self) -> Option<String> {
+        let problems = match self {
+            Self::Input(problems) => problems.all(),
+            Self::Run(_) | Self::Reported | Self::Interrupted | Self::Closed => Vec::new(),
+        };
+        let record = Record { error: self.message()?, exit_status: self.status(), problems };
+        serde_json::to_string(&record).ok()
+    }
+
     /// The exit code of the process.
     pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.status())
+    }
+
+    fn status(&self) -> u8 {
         match self {
-            Self::Input(_) => ExitCode::from(2),
-            Self::Run(_) | Self::Reported => ExitCode::FAILURE,
-            Self::Interrupted => ExitCode::from(130),
-            Self::Closed => ExitCode::SUCCESS,
+            Self::Closed => 0,
+            Self::Run(_) | Self::Reported => 1,
+            Self::Input(_) => 2,
+            Self::Interrupted => 130,
         }
     }
 
@@ -46,6 +61,15 @@ impl Failure {
         problems.add(flag, text);
         Self::Input(problems)
     }
+}
+
+/// A failure as JSON.
+#[derive(Serialize)]
+struct Record<'a> {
+    error: String,
+    exit_status: u8,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<Problem<'a>>,
 }
 
 impl From<Problems> for Failure {

@@ -33,13 +33,18 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let ran = log::start().and_then(|()| commands::run(std::env::args_os().collect()));
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let mut json = flags::wants_json(&arguments);
+    let ran = log::start().and_then(|()| commands::run(arguments, &mut json));
     match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
+            // A message is lost if its stream is closed.
             if let Some(message) = failure.message() {
-                // The message is lost if standard error is closed.
                 let _ = writeln!(std::io::stderr(), "{message}");
+            }
+            if let Some(record) = failure.record().filter(|_| json) {
+                let _ = writeln!(std::io::stdout(), "{record}");
             }
             failure.exit_code()
         }

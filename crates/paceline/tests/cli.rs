@@ -6,6 +6,7 @@ mod cli {
     mod examples;
     mod input;
     mod json;
+    mod json_page;
     mod log;
     mod processes;
     mod recovery;

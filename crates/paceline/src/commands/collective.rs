@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::flags::{ClusterFlags, CommonFlags, Origins, Problems, size, whole, word};
+use crate::output::Place;
 use crate::overview::count;
 use crate::sweep::SweepFlags;
 use clap::Args;
@@ -77,6 +78,8 @@ fn algorithm_help() -> String {
 
 #[derive(Serialize)]
 struct Record {
+    #[serde(flatten)]
+    place: Place,
     op: String,
     algorithm: String,
     ranks: u32,
@@ -174,6 +177,7 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
     }
     let counts = pattern.counts(bytes);
     let record = Record {
+        place: Place::from(&cluster),
         op: pattern.kind().to_string(),
         algorithm: pattern.algorithm().to_string(),
         ranks,

@@ -52,6 +52,7 @@ const TOKENS: u64 = 64;
 
 #[derive(Serialize)]
 struct Record<'a> {
+    model: &'a str,
     prompt: &'a str,
     text: String,
     tokens: Vec<u32>,
@@ -118,6 +119,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     }
     let added = spoken.tokens[prompt.len()..].to_vec();
     Ok(output.print_json(&Record {
+        model: trained.network.model().name(),
         prompt: &flags.prompt,
         text: tokenizer.decode(&spoken.tokens),
         tokens_per_s: added.len() as f64 / seconds.max(1e-9),

@@ -18,7 +18,7 @@ mod train;
 mod validate;
 
 use crate::failure::Failure;
-use crate::flags::{Origins, Problems, config, suggest};
+use crate::flags::{Origins, Problems, config, suggest, wants_json};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
@@ -75,26 +75,40 @@ enum Command {
 /// Commands that are specified but not available in this version.
 const LATER: [&str; 1] = ["serve"];
 
-/// Parses the arguments and runs the command.
-pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
+/// Parses the arguments and runs the command. Sets `json` if a run file asks for JSON.
+pub(crate) fn run(arguments: Vec<OsString>, json: &mut bool) -> Result<(), Failure> {
     let definition = Cli::command();
-    // clap prints help to stdout and exits with 0, or prints its error and exits with 2.
-    let parse = |arguments: &[OsString]| {
-        Cli::command().try_get_matches_from(arguments).unwrap_or_else(|error| error.exit())
+    let parse = |arguments: &[OsString], json| {
+        Cli::command().try_get_matches_from(arguments).or_else(|error| refused(error, json))
     };
-    let matches = parse(&arguments);
+    let matches = parse(&arguments, *json)?;
     let (arguments, origins) = config::merge(arguments, &matches, &definition)?;
-    let matches = parse(&arguments);
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    *json |= wants_json(&arguments);
+    let matches = parse(&arguments, *json)?;
+    let cli = Cli::from_arg_matches(&matches).or_else(|error| refused(error, *json))?;
     match cli.command.as_ref().and_then(point::study) {
         Some(study) if study.flags.is_asked_for() => point::run(&study, &arguments, origins),
         Some(study) => {
             let mut problems = Problems::new(origins.clone());
-            study.flags.absent(&mut problems);
+            study.flags.absent(study.has_picture, &mut problems);
             if problems.is_empty() { dispatch(cli, origins) } else { Err(problems.into()) }
         }
         None => dispatch(cli, origins),
     }
+}
+
+/// Lets clap print help to standard output and exit with 0, or print its error and exit with 2.
+/// With JSON, its error is an object like all others, without the usage.
+fn refused<T>(error: clap::Error, json: bool) -> Result<T, Failure> {
+    if !json || !error.use_stderr() {
+        error.exit();
+    }
+    let text = error.to_string();
+    let text = text.split("\n\nUsage:").next().unwrap_or_default();
+    let lines = text.trim_start_matches("error: ").lines().map(str::trim);
+    let mut problems = Problems::default();
+    problems.located(lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; "));
+    Err(Failure::Input(problems))
 }
 
 fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {

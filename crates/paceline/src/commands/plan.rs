@@ -4,14 +4,14 @@ use crate::failure::Failure;
 use crate::flags::{
     ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags,
 };
-use crate::output::ModelRecord;
+use crate::output::{ModelRecord, Subject};
 use crate::overview::{plan_text, warnings};
 use crate::sweep::SweepFlags;
 use clap::Args;
 use paceline_plan::collective::SummationOrder;
 use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
-use paceline_plan::schedule::grid;
+use paceline_plan::schedule::{Action, ScheduleError, ScheduleKind, grid};
 use paceline_plan::summary::{Summary, summarize};
 use paceline_plan::validate::Violation;
 use paceline_plan::{text, validate};
@@ -32,8 +32,17 @@ pub(crate) struct Flags {
     strategy: StrategyFlags,
     #[command(flatten)]
     cluster: ClusterFlags,
-    /// Print the pipeline grid (csv) or the programs of all roles (text) instead
-    #[arg(long, value_name = "csv|text", help_heading = "General")]
+    /// Print the pipeline's schedule (grid or csv) or the programs of all roles (text) instead
+    ///
+    /// grid: the schedule of textbooks. Every pass takes one slot and starts as early as it can, so
+    /// that the forwards of the warm-up stand at the front.
+    ///
+    /// csv: the table that PyTorch prints for its schedules, for comparison with it. It reserves
+    /// slots for backwards, and the last forward of 1F1B's warm-up stands late, right before its
+    /// backward.
+    ///
+    /// Neither says how long a pass takes; `paceline simulate --picture` draws that.
+    #[arg(long, value_name = "grid|csv|text", help_heading = "General")]
     #[arg(conflicts_with_all = ["json", "vary"])]
     format: Option<String>,
     #[command(flatten)]
@@ -57,12 +66,13 @@ Examples:
   paceline plan --model gpt2-124m
   paceline plan --model gpt3-175b --tp 8 --pp 8 --dp 16 --global-batch 1536 \\
                 --schedule interleaved:3 --cluster dgx-a100:128
-  paceline plan --model mini --pp 4 --global-batch 8 --format csv     the pipeline as a grid
+  paceline plan --model mini --pp 4 --global-batch 8 --format grid    the pipeline's schedule
   paceline plan --model mini --dp 2 --format text                     every op of every role";
 
 enum Format {
     Summary,
     Grid,
+    Csv,
     Programs,
 }
 
@@ -71,23 +81,26 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let format = match flags.format.as_deref() {
         None => Format::Summary,
-        Some("csv") => Format::Grid,
+        Some("grid") => Format::Grid,
+        Some("csv") => Format::Csv,
         Some("text") => Format::Programs,
         Some(other) => {
-            problems.add("--format", format!("'{other}' is neither csv nor text"));
+            problems.add("--format", format!("'{other}' is none of grid, csv and text"));
             Format::Summary
         }
     };
     let Planned { model, plan, cluster } = lower(flags, problems)?;
     let output = flags.common.output();
     match format {
-        Format::Grid => Ok(output.raw(&pipeline_grid(&plan)?)?),
+        Format::Grid => Ok(output.raw(&grid::to_text(&slots(&plan, grid::unit_grid)?))?),
+        Format::Csv => Ok(output.raw(&grid::to_csv(&slots(&plan, grid::grid)?))?),
         Format::Programs => Ok(output.raw(&text::print(&plan))?),
         Format::Summary => {
             let summary = summarize(&plan);
             let warnings = warnings(&plan, &summary, cluster.as_ref());
             if output.is_json() {
-                return Ok(output.print_json(&Record::new(&summary, &warnings))?);
+                let subject = Subject::new(&model, &plan.strategy, cluster.as_ref());
+                return Ok(output.print_json(&Record::new(subject, &summary, &warnings))?);
             }
             let device = cluster.as_ref().map(|c| (c.device.name.as_str(), c.device.memory));
             let record = ModelRecord::from(&model);
@@ -98,10 +111,11 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
 
 /// Returns the plan's summary as one JSON object.
 pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
-    let Planned { plan, cluster, .. } = lower(flags, Problems::new(origins))?;
+    let Planned { model, plan, cluster } = lower(flags, Problems::new(origins))?;
     let summary = summarize(&plan);
     let warnings = warnings(&plan, &summary, cluster.as_ref());
-    let record = Record::new(&summary, &warnings);
+    let subject = Subject::new(&model, &plan.strategy, cluster.as_ref());
+    let record = Record::new(subject, &summary, &warnings);
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
 }
 
@@ -140,16 +154,24 @@ pub(super) fn refuse(violations: &[Violation]) -> Result<(), Failure> {
     Err(Failure::Run(anyhow::anyhow!("the plan is unsound, please report this: {first}{more}")))
 }
 
-fn pipeline_grid(plan: &Plan) -> Result<String, Failure> {
+/// Cells of a schedule: one row per pipeline rank.
+type Cells = Vec<Vec<Option<Action>>>;
+
+/// The plan's schedule in time slots, by the rules of `draw`.
+fn slots(
+    plan: &Plan,
+    draw: impl Fn(ScheduleKind, u16, u32) -> Result<Cells, ScheduleError>,
+) -> Result<Cells, Failure> {
     let s = &plan.strategy;
     let pp = u16::try_from(s.pp).unwrap_or(u16::MAX);
-    let cells = grid::grid(s.schedule, pp, s.microbatches())
-        .map_err(|error| Failure::flag("--schedule", error.to_string()))?;
-    Ok(grid::to_csv(&cells))
+    draw(s.schedule, pp, s.microbatches())
+        .map_err(|error| Failure::flag("--schedule", error.to_string()))
 }
 
 #[derive(Serialize)]
 struct Record<'a> {
+    #[serde(flatten)]
+    subject: Subject,
     ranks: u32,
     roles: usize,
     ops_per_iteration: usize,
@@ -168,9 +190,10 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    fn new(summary: &Summary, warnings: &'a [String]) -> Self {
+    fn new(subject: Subject, summary: &Summary, warnings: &'a [String]) -> Self {
         let traffic = || summary.traffic.iter();
         Self {
+            subject,
             ranks: summary.ranks,
             roles: summary.roles,
             ops_per_iteration: summary.ops_per_iteration,

@@ -15,6 +15,8 @@ pub(super) struct Study<'a> {
     common: &'a CommonFlags,
     /// Flags that vary.
     pub flags: &'a SweepFlags,
+    /// True if the command draws a picture, which takes the title.
+    pub has_picture: bool,
 }
 
 /// Returns the study of a command; `None` for one without numbers to compare.
@@ -35,7 +37,8 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         | Command::Clusters(_)
         | Command::Other(_) => return None,
     };
-    Some(Study { name, usual, common, flags })
+    let has_picture = matches!(command, Command::Simulate(own) if own.has_picture());
+    Some(Study { name, usual, common, flags, has_picture })
 }
 
 /// Runs the study that the arguments request.

@@ -36,6 +36,8 @@ pub(crate) struct Flags {
 
 #[derive(Serialize)]
 struct Record {
+    model: String,
+    cluster: String,
     report: String,
     /// Error of the iteration time, split by cause, largest difference first.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +77,12 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     }
     output.print(&text)?;
     let misses = simulated.zip(measured).and_then(|(s, m)| attribute_error(s, m));
-    output.print_json(&Record { report: page.display().to_string(), error_attribution: misses })?;
+    output.print_json(&Record {
+        model: record.model.name.clone(),
+        cluster: record.cluster.clone(),
+        report: page.display().to_string(),
+        error_attribution: misses,
+    })?;
     if flags.open {
         open(&page)?;
     }

@@ -4,14 +4,17 @@ use crate::failure::Failure;
 use crate::flags::{
     ClusterFlags, CommonFlags, Defaults, Origins, Problems, model, real, whole, word,
 };
+use crate::output::{StrategyRecord, Subject};
 use crate::overview::{count, table};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use paceline_plan::DType;
 use paceline_plan::collective::SummationOrder;
+use paceline_plan::model::Model;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 use paceline_search::{Candidate, SearchResult, search};
 use paceline_sim::Profile;
+use paceline_sim::cluster::Cluster;
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,7 +123,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let best = found.candidates.iter().take(top as usize);
     if output.is_json() {
         for (index, candidate) in best.enumerate() {
-            output.print_json(&Record::new(index + 1, candidate))?;
+            output.print_json(&Record::new(index + 1, candidate, &model, &cluster))?;
         }
         let considered = found.considered;
         return Ok(output.print_json(&Last { considered, search_s: seconds })?);
@@ -165,99 +168,28 @@ fn watched(
 fn row(rank: usize, candidate: &Candidate) -> Vec<String> {
     vec![
         rank.to_string(),
-        Words::new(&candidate.strategy).flags(),
+        StrategyRecord::from(&candidate.strategy).flags(),
         candidate.iteration.to_string(),
         candidate.peak_bytes.to_string(),
         if candidate.fits { "yes" } else { "no" }.to_string(),
     ]
 }
 
-/// A strategy as flags.
-#[derive(Serialize)]
-struct Words {
-    dp: u32,
-    tp: u32,
-    pp: u32,
-    #[serde(skip_serializing_if = "is_one")]
-    ep: u32,
-    sp: bool,
-    zero: u8,
-    schedule: String,
-    #[serde(rename = "global-batch")]
-    global_batch: u64,
-    #[serde(rename = "micro-batch")]
-    micro_batch: u64,
-    seq: u64,
-    recompute: String,
-    dtype: String,
-    #[serde(rename = "grad-dtype")]
-    grad_dtype: String,
-}
-
-/// Returns true if an axis is not used.
-fn is_one(size: &u32) -> bool {
-    *size == 1
-}
-
-impl Words {
-    fn new(s: &Strategy) -> Self {
-        Self {
-            dp: s.dp,
-            tp: s.tp,
-            pp: s.pp,
-            ep: s.ep,
-            sp: s.sp,
-            zero: s.zero.stage(),
-            schedule: s.schedule.to_string(),
-            global_batch: s.global_batch,
-            micro_batch: s.micro_batch,
-            seq: s.seq,
-            recompute: s.recompute.to_string(),
-            dtype: s.dtype.to_string(),
-            grad_dtype: s.grad_dtype.to_string(),
-        }
-    }
-
-    /// The flags that differ from the defaults, as typed on the command line.
-    fn flags(&self) -> String {
-        let mut flags = Vec::new();
-        let axes = [("--dp", self.dp), ("--tp", self.tp), ("--pp", self.pp), ("--ep", self.ep)];
-        for (flag, size) in axes {
-            if size > 1 {
-                flags.push(format!("{flag} {size}"));
-            }
-        }
-        if self.sp {
-            flags.push("--sp".to_string());
-        }
-        if self.zero > 0 {
-            flags.push(format!("--zero {}", self.zero));
-        }
-        if self.pp > 1 {
-            flags.push(format!("--schedule {}", self.schedule));
-        }
-        flags.push(format!("--micro-batch {}", self.micro_batch));
-        if self.recompute != "none" {
-            flags.push(format!("--recompute {}", self.recompute));
-        }
-        flags.join(" ")
-    }
-}
-
 #[derive(Serialize)]
 struct Record {
     rank: usize,
-    strategy: Words,
+    #[serde(flatten)]
+    subject: Subject,
     iteration_s: f64,
     peak_bytes: u64,
     fits: bool,
 }
 
 impl Record {
-    fn new(rank: usize, candidate: &Candidate) -> Self {
+    fn new(rank: usize, candidate: &Candidate, model: &Model, cluster: &Cluster) -> Self {
         Self {
             rank,
-            strategy: Words::new(&candidate.strategy),
+            subject: Subject::new(model, &candidate.strategy, Some(cluster)),
             iteration_s: candidate.iteration.0,
             peak_bytes: candidate.peak_bytes.0,
             fits: candidate.fits,

@@ -9,8 +9,8 @@ use crate::flags::{
     ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags, WholeRunFlags,
     word,
 };
-use crate::output::{ModelRecord, Output, write};
-use crate::overview::{estimate_facts, facts, simulation_text, warnings};
+use crate::output::{ModelRecord, Output, Subject, write};
+use crate::overview::{estimate_facts, facts, percent, pipeline, simulation_text, warnings};
 use crate::report::{Insight, MemoryRow, ReportInput, picture, render};
 use crate::sweep::SweepFlags;
 use clap::Args;
@@ -57,6 +57,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE", conflicts_with = "vary", help_heading = "General")]
     trace: Option<PathBuf>,
     /// Draw one iteration: compute and communication of each rank over time
+    ///
+    /// Widths are predicted times, and a pass starts when its inputs have arrived, as in textbooks;
+    /// --title sets the title. `paceline plan --format grid` shows the schedule alone, in equal
+    /// slots.
     #[arg(long, value_name = "FILE.svg", conflicts_with = "vary", help_heading = "General")]
     picture: Option<PathBuf>,
     /// Write the prediction as one HTML page
@@ -68,6 +72,13 @@ pub(crate) struct Flags {
     pub(super) sweep: SweepFlags,
     #[command(flatten)]
     pub(super) common: CommonFlags,
+}
+
+impl Flags {
+    /// Returns true if a picture is requested.
+    pub(super) fn has_picture(&self) -> bool {
+        self.picture.is_some()
+    }
 }
 
 /// Default columns of a study of predictions.
@@ -99,7 +110,10 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         save(path, &to_perfetto(trace), &output)?;
     }
     if let (Some(path), Some(trace)) = (&flags.picture, &outcome.trace) {
-        let svg = picture(trace).ok_or_else(|| {
+        let title = flags.sweep.title.as_deref().unwrap_or(&trace.title);
+        let idle = percent(outcome.bubble_fraction);
+        let note = format!("{}, idle {idle} on the slowest rank", pipeline(&plan));
+        let svg = picture(trace, title, &note).ok_or_else(|| {
             Failure::Run(anyhow::anyhow!("the plan has no iteration that could be drawn"))
         })?;
         save(path, &svg, &output)?;
@@ -122,7 +136,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         save(path, &page, &output)?;
     }
     if output.is_json() {
-        output.print_json(&Record::new(&outcome, &estimate, flags.details))?;
+        let subject = Subject::new(&model, &plan.strategy, Some(&cluster));
+        output.print_json(&Record::new(subject, &outcome, &estimate, flags.details))?;
         std::mem::forget((plan, outcome));
         return Ok(());
     }
@@ -140,9 +155,10 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
 /// simulations, and these add up in a study.
 pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
     let wanted = flags.sweep.mentions(&["limits.", "critical_path.", "bandwidth."]);
-    let Prediction { outcome, estimate, .. } =
+    let Prediction { model, plan, cluster, outcome, estimate } =
         predict(flags, origins, false, flags.details || wanted)?;
-    let record = Record::new(&outcome, &estimate, flags.details);
+    let subject = Subject::new(&model, &plan.strategy, Some(&cluster));
+    let record = Record::new(subject, &outcome, &estimate, flags.details);
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
 }
 

@@ -13,11 +13,12 @@ const FLAG: &str = "--cluster";
 /// Flags that select a cluster.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ClusterFlags {
-    /// Cluster: a built-in name, a name with a number of hosts (dgx-a100:16), or a TOML file
-    #[arg(long, value_name = "NAME[:HOSTS]|FILE", help_heading = "Cluster")]
+    /// Cluster: a built-in name or a TOML file, also with a number of hosts: dgx-a100:16,
+    /// mine.toml:8
+    #[arg(long, value_name = "NAME[:HOSTS]|FILE[:HOSTS]", help_heading = "Cluster")]
     pub cluster: Option<String>,
-    /// Set a field of the cluster, by its name in a cluster file; may be repeated:
-    /// device.memory=40GiB, device.peak.bf16=2x (twice as much), dimension.0.bandwidth=160GB/s or
+    /// Set a field of the cluster, by its name in a cluster file; may be repeated: hosts=8 (the
+    /// outermost dimension follows), device.memory=40GiB, device.peak.bf16=2x (twice as much), dimension.0.bandwidth=160GB/s or
     /// dimension.nvlink.bandwidth=160GB/s
     #[arg(long, value_name = "PATH=VALUE", help_heading = "Cluster")]
     pub set: Vec<String>,
@@ -35,14 +36,25 @@ impl ClusterFlags {
     /// The cluster as described by its name or file.
     fn described(&self, problems: &mut Problems) -> Option<Cluster> {
         let text = self.cluster.as_deref()?;
-        let path = Path::new(text);
-        if !path.exists() && !text.ends_with(".toml") {
+        let (file, hosts) = file_and_hosts(text);
+        let path = Path::new(file);
+        if !path.exists() && !file.ends_with(".toml") {
             return preset::get(text).map_err(|e| problems.add(FLAG, e.to_string())).ok();
         }
         let contents = read_text(path)
             .map_err(|what| problems.add(FLAG, format!("{} {what}", path.display())))
             .ok()?;
-        Cluster::parse(&contents, text).map_err(|errors| problems.located(errors)).ok()
+        let found = Cluster::parse(&contents, file).map_err(|errors| problems.located(errors));
+        let cluster = found.ok()?;
+        let Some(hosts) = hosts else { return Some(cluster) };
+        let Ok(count) = hosts.parse() else {
+            let what = format!("'{text}': '{hosts}' is not a number of hosts; write {file}:2");
+            problems.add(FLAG, what);
+            return None;
+        };
+        let resized = cluster.with_hosts(count);
+        let resized = resized.map_err(|what| problems.add(FLAG, format!("'{text}': {what}")));
+        resized.map(|resized| Cluster { name: format!("{}:{count}", cluster.name), ..resized }).ok()
     }
 
     /// The same as [`check`](Self::check), for a command that requires a cluster.
@@ -77,5 +89,13 @@ impl ClusterFlags {
             FLAG,
             format!("{world} ranks do not fit on the {devices} devices of {name}; {remedy}"),
         );
+    }
+}
+
+/// Splits `FILE:HOSTS`; a file whose name contains the colon is taken as it is.
+fn file_and_hosts(text: &str) -> (&str, Option<&str>) {
+    match text.rsplit_once(':') {
+        Some((file, hosts)) if !Path::new(text).exists() => (file, Some(hosts)),
+        Some(_) | None => (text, None),
     }
 }

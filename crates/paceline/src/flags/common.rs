@@ -2,6 +2,7 @@
 
 use crate::output::Output;
 use clap::Args;
+use std::ffi::OsString;
 
 /// Flags common to all commands.
 #[derive(Args, Clone, Debug, Default)]
@@ -16,6 +17,11 @@ pub(crate) struct CommonFlags {
     /// command's name apply to that command only, so one file can serve all commands.
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<String>,
+}
+
+/// Returns true if the arguments ask for JSON, also where they cannot be parsed.
+pub(crate) fn wants_json(arguments: &[OsString]) -> bool {
+    arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json")
 }
 
 impl CommonFlags {

@@ -23,14 +23,14 @@ mod word;
 
 pub(crate) use checkpoint::{CheckpointFlags, CheckpointOptions, MODEL, SavePolicy};
 pub(crate) use cluster::ClusterFlags;
-pub(crate) use common::CommonFlags;
+pub(crate) use common::{CommonFlags, wants_json};
 pub(crate) use data::{DataChoice, DataDefaults, DataFlags, TOKENIZER};
 pub(crate) use file::read_text;
 pub(crate) use launch::{Launch, LaunchFlags, LaunchMode, SECRET};
 pub(crate) use model::model;
 pub(crate) use number::{real, whole};
 pub(crate) use paceline_plan::suggest::suggest;
-pub(crate) use problems::{Origins, Problems};
+pub(crate) use problems::{Origins, Problem, Problems};
 pub(crate) use set::is_cluster_path;
 pub(crate) use size::size;
 pub(crate) use strategy::{Defaults, Request, StrategyFlags};

@@ -1,6 +1,7 @@
 //! Problems of a request, and their locations in the run file.
 
 use paceline_plan::lower;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -27,6 +28,18 @@ struct Line {
     /// The flag to change; `None` if the text itself names the location.
     flag: Option<String>,
     text: String,
+}
+
+/// One problem, as JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct Problem<'a> {
+    /// The flag to change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flag: Option<&'a str>,
+    /// Its location in the run file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    location: Option<&'a str>,
+    message: &'a str,
 }
 
 impl Problems {
@@ -67,6 +80,18 @@ impl Problems {
             None => text.clone(),
         };
         self.lines.iter().map(line).collect::<Vec<_>>().join("; ")
+    }
+
+    /// All problems, in the order in which they were found.
+    pub(crate) fn all(&self) -> Vec<Problem<'_>> {
+        let lines = self.lines.iter();
+        lines
+            .map(|Line { flag, text }| {
+                let location = flag.as_ref().and_then(|flag| self.origins.0.get(flag));
+                let location = location.map(String::as_str);
+                Problem { flag: flag.as_deref(), location, message: text }
+            })
+            .collect()
     }
 
     /// Number of problems.

@@ -3,7 +3,8 @@
 //! A path is the field's name in a cluster file: `hosts`, `device.memory`, `device.peak.bf16`,
 //! `dimension.0.bandwidth` or, by the dimension's name, `dimension.nvlink.bandwidth`. The change is
 //! applied to the file's text form, and the result is parsed like any file. Every field can
-//! therefore be set, and the result is always a valid cluster.
+//! therefore be set, and the result is always a valid cluster. `hosts=8` without the size of a
+//! dimension resizes the cluster: its outermost dimension follows.
 
 use super::number::short;
 use super::{Problems, suggest};
@@ -21,9 +22,18 @@ pub(super) fn set(
     if changes.is_empty() {
         return Some(cluster);
     }
+    let name = format!("{} with {}", cluster.name, changes.join(", "));
+    let (cluster, resized) = match resize(&cluster, changes) {
+        Ok(None) => (cluster, false),
+        Ok(Some(resized)) => (resized, true),
+        Err(what) => {
+            problems.add(FLAG, format!("hosts: {what}"));
+            return None;
+        }
+    };
     let mut file = Value::Table(cluster.to_toml().parse().ok()?);
     let wrong = problems.count();
-    for change in changes {
+    for change in changes.iter().filter(|change| !resized || hosts_of(change).is_none()) {
         if let Err(what) = apply(&mut file, change) {
             problems.add(FLAG, format!("{}: {what}", short(change)));
         }
@@ -38,8 +48,34 @@ pub(super) fn set(
             problems.add(FLAG, format!("{}; {}", problem.what, problem.remedy));
         }
     });
-    let name = format!("{} with {}", cluster.name, changes.join(", "));
     found.map(|changed| Cluster { name, ..changed }).ok()
+}
+
+/// The cluster with the last number of hosts among `changes`; `None` if there is none, or if the
+/// changes state a size or shape themselves.
+fn resize(cluster: &Cluster, changes: &[String]) -> Result<Option<Cluster>, String> {
+    let sizes = |change: &String| {
+        let path = change.split('=').next().unwrap_or_default().trim();
+        path.starts_with("dimension.") && (path.ends_with(".size") || path.ends_with(".shape"))
+    };
+    let Some(text) = changes.iter().rev().find_map(|change| hosts_of(change)) else {
+        return Ok(None);
+    };
+    let hosts = match changed(Some(&Value::Integer(cluster.hosts.into())), text) {
+        Ok(Value::Integer(hosts)) => u32::try_from(hosts).ok(),
+        Ok(_) => None,
+        Err(what) => return Err(what),
+    };
+    match hosts.filter(|_| !changes.iter().any(sizes)) {
+        Some(hosts) => cluster.with_hosts(hosts).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The value of a change to the number of hosts.
+fn hosts_of(change: &str) -> Option<&str> {
+    let (path, value) = change.split_once('=')?;
+    (path.trim() == "hosts" && !value.trim().is_empty()).then(|| value.trim())
 }
 
 /// Returns true if a name is a path into a cluster's description rather than a flag.
@@ -199,7 +235,10 @@ mod tests {
     fn changes_that_need_each_other_are_made_together() {
         let cluster = changed_to("dgx-a100:4", &["dimension.1.size=3", "hosts=3"]).unwrap();
         assert_eq!((cluster.devices(), cluster.hosts), (24, 3));
-        assert!(changed_to("dgx-a100:4", &["hosts=3"]).unwrap_err().contains("32 devices"));
+        for hosts in ["hosts=3", "hosts = 3", "hosts=0.75x"] {
+            let cluster = changed_to("dgx-a100:4", &[hosts, "device.memory=40GiB"]).unwrap();
+            assert_eq!((cluster.devices(), cluster.hosts), (24, 3), "{hosts}");
+        }
         let flat = changed_to("tpu-v4:16", &["dimension.0.shape=[64]", "dimension.0.size=64"]);
         let DimensionKind::Torus { shape, .. } = &flat.unwrap().dimensions[0].kind.clone() else {
             panic!("a torus")
@@ -227,6 +266,9 @@ mod tests {
             ("hosts=", "the value is missing"),
             ("=3", "unknown key ''"),
             ("host=3", "make it a table of keys and values"),
+            ("hosts=0", "hosts: 0 hosts: use 1 to"),
+            ("hosts=0.3x", "hosts: 4 times 0.3 is not a whole number"),
+            ("hosts=many", "it is not a whole number"),
             ("hosts.0=3", "'0' is not a field; there are none here"),
         ] {
             let told = changed_to("dgx-a100:4", &[change]).unwrap_err();

@@ -1,6 +1,7 @@
 //! Parallelism and schedule flags, shared by `train`, `plan` and `simulate`.
 
 use super::model::model;
+use super::size::in_mib;
 use super::{ClusterFlags, Problems, whole, word};
 use clap::Args;
 use paceline_plan::DType;
@@ -280,8 +281,8 @@ impl StrategyFlags {
             whole("--global-batch", self.global_batch.as_deref(), 1..=MAX_SAMPLES, problems);
         let most_leaves = 1..=u64::from(u32::MAX);
         let leaves = whole("--leaves", self.leaves.as_deref(), most_leaves, problems);
-        let bucket =
-            whole("--bucket-mib", self.bucket_mib.as_deref(), 1..=MAX_BUCKET_MIB, problems);
+        let bucket = self.bucket_mib.as_deref().map(in_mib);
+        let bucket = whole("--bucket-mib", bucket, 1..=MAX_BUCKET_MIB, problems);
         let least = Strategy::default();
         let compress = word("--compress", &self.compress, problems).unwrap_or_default();
         let most = 0..=u64::from(u32::MAX);

@@ -5,6 +5,7 @@ mod interrupt;
 mod journal;
 mod progress;
 mod run_dir;
+mod subject;
 
 pub(crate) use atomic::write;
 pub(crate) use interrupt::stop_on_interrupt;
@@ -13,6 +14,7 @@ pub(crate) use progress::Progress;
 pub(crate) use run_dir::{
     IterationRecord, MemoryRecord, ModelRecord, RestartRecord, RunDir, RunRecord, StalenessRecord,
 };
+pub(crate) use subject::{Place, StrategyRecord, Subject};
 
 use serde::Serialize;
 use std::io::{self, Write};

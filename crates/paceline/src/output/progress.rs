@@ -1,6 +1,7 @@
 //! Progress display of a run.
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,15 @@ pub(crate) struct Progress {
     floor: Option<f64>,
     before: u32,
     started: Instant,
+    /// Time of the last plain line.
+    told: Cell<Instant>,
 }
 
-/// Number of plain lines for a whole run.
+/// Minimum number of plain lines for a whole run.
 const PLAIN_LINES: u32 = 10;
+
+/// Maximum time between two plain lines.
+const PLAIN_EVERY: Duration = Duration::from_secs(10);
 
 impl Progress {
     /// Progress of a run of `total` iterations, of which `before` are done. The loss cannot fall
@@ -30,7 +36,8 @@ impl Progress {
         }
         bar.set_position(before.into());
         bar.reset_eta();
-        Self { bar, terminal, total, floor, before, started: Instant::now() }
+        let now = Instant::now();
+        Self { bar, terminal, total, floor, before, started: now, told: Cell::new(now) }
     }
 
     /// Shows a finished iteration, and the tokens that experts dropped in it.
@@ -57,6 +64,7 @@ impl Progress {
         }
         let every = self.total.div_ceil(PLAIN_LINES).max(1);
         if iteration == self.before + 1
+            || self.told.get().elapsed() >= PLAIN_EVERY
             || iteration.is_multiple_of(every)
             || iteration == self.total
         {
@@ -64,6 +72,7 @@ impl Progress {
             let left = self.started.elapsed() * left / done.max(1);
             let left = HumanDuration(Duration::from_secs(left.as_secs()));
             let total = self.total;
+            self.told.set(Instant::now());
             let _ =
                 writeln!(io::stderr(), "iteration {iteration}/{total}  {message}  {left:#} left");
         }

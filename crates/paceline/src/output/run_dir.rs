@@ -166,6 +166,7 @@ pub(crate) struct IterationRecord {
     /// Gradient norm before clipping.
     pub grad_norm: Option<f32>,
     /// Duration in seconds.
+    #[serde(rename = "iteration_s", alias = "seconds")]
     pub seconds: f64,
     /// Staleness of gradients, with asynchronous servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -8,6 +8,6 @@ mod table;
 
 pub(crate) use advice::warnings;
 pub(crate) use details::estimate_facts;
-pub(crate) use plan::{facts, plan_text};
+pub(crate) use plan::{facts, pipeline, plan_text};
 pub(crate) use simulation::simulation_text;
 pub(crate) use table::{count, cut, percent, table};

@@ -31,10 +31,14 @@ pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
         model.layers,
         model.d_model
     );
+    let each = match model.kind.as_str() {
+        // A sample of these is one image or one click.
+        "resnet" | "dlrm" => String::new(),
+        _ => format!(" of {}", plural(s.seq, "token")),
+    };
     let batch = format!(
-        "{} samples of {} tokens: {} × {} of {}",
-        count(s.global_batch),
-        count(s.seq),
+        "{}{each}: {} × {} of {}",
+        plural(s.global_batch, "sample"),
         plural(s.dp.into(), "replica"),
         plural(s.microbatches().into(), "microbatch"),
         s.micro_batch
@@ -46,13 +50,6 @@ pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
     if s.offload != Offload::None {
         types += &format!(", {} offloaded to {}", s.offload, s.store);
     }
-    let schedule = match s.pp {
-        1 => "one stage".to_owned(),
-        pp => {
-            let stages = u64::from(pp) * u64::from(s.schedule.chunks());
-            format!("{}, {stages} stages", s.schedule)
-        }
-    };
     let mut facts = vec![
         fact("model", shape),
         fact("mesh", mesh(plan)),
@@ -62,8 +59,25 @@ pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
     ];
     facts.extend(agreement(plan).map(|text| fact("replicas", text)));
     facts.extend(compression(plan).map(|text| fact("compress", text)));
-    facts.push(fact("schedule", schedule));
+    facts.push(fact("schedule", schedule(plan)));
     facts
+}
+
+fn schedule(plan: &Plan) -> String {
+    let s = &plan.strategy;
+    match s.pp {
+        1 => "one stage".to_owned(),
+        pp => {
+            let stages = u64::from(pp) * u64::from(s.schedule.chunks());
+            format!("{}, {stages} stages", s.schedule)
+        }
+    }
+}
+
+/// The schedule of a plan and its microbatches, for the caption of a picture.
+pub(crate) fn pipeline(plan: &Plan) -> String {
+    let microbatches = plural(plan.strategy.microbatches().into(), "microbatch");
+    format!("{}, {microbatches}", schedule(plan))
 }
 
 fn mesh(plan: &Plan) -> String {

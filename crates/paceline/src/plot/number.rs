@@ -29,7 +29,7 @@ pub(crate) struct Number {
     pub unit: Unit,
 }
 
-const SUFFIXES: [(&str, f64, Unit); 36] = [
+const SUFFIXES: [(&str, f64, Unit); 50] = [
     ("", 1.0, Unit::Plain),
     ("x", 1.0, Unit::Times),
     ("×", 1.0, Unit::Times),
@@ -65,6 +65,20 @@ const SUFFIXES: [(&str, f64, Unit); 36] = [
     ("GFLOP/s", 1e9, Unit::Work),
     ("TFLOP/s", 1e12, Unit::Work),
     ("PFLOP/s", 1e15, Unit::Work),
+    ("K", 1024.0, Unit::Size),
+    ("M", 1048576.0, Unit::Size),
+    ("G", 1073741824.0, Unit::Size),
+    ("GBps", 1e9, Unit::Rate),
+    ("TBps", 1e12, Unit::Rate),
+    ("Mb/s", 125e3, Unit::Rate),
+    ("Mbps", 125e3, Unit::Rate),
+    ("Gb/s", 125e6, Unit::Rate),
+    ("Gbps", 125e6, Unit::Rate),
+    ("Tb/s", 125e9, Unit::Rate),
+    ("Tbps", 125e9, Unit::Rate),
+    ("GFLOPS", 1e9, Unit::Work),
+    ("TFLOPS", 1e12, Unit::Work),
+    ("PFLOPS", 1e15, Unit::Work),
     ("%", 0.01, Unit::Share),
 ];
 
@@ -146,6 +160,8 @@ impl Unit {
 
     /// Formats a value with three digits and its unit.
     pub(crate) fn show(self, value: f64) -> String {
+        // A share below this is the rounding error of a difference.
+        let value = if self == Self::Share && value.abs() < 1e-9 { 0.0 } else { value };
         let (name, scale) = self.part(value);
         let digits = digits(value / scale);
         match (self, name) {
@@ -198,6 +214,9 @@ mod tests {
             ("64MiB", 67108864.0, Unit::Size),
             ("5 us", 5e-6, Unit::Time),
             ("312TFLOP/s", 312e12, Unit::Work),
+            ("312 TFLOPS", 312e12, Unit::Work),
+            ("200Gbps", 25e9, Unit::Rate),
+            ("25M", 26214400.0, Unit::Size),
         ] {
             let read = Number::read(text).unwrap();
             assert!((read.value / value - 1.0).abs() < 1e-12 && read.unit == unit, "{text}");
@@ -227,6 +246,7 @@ mod tests {
             (Unit::Size, 1536.0, "1.5 KiB"),
             (Unit::Share, 0.125, "12.5 %"),
             (Unit::Share, 0.0, "0 %"),
+            (Unit::Share, 4.8e-17, "0 %"),
             (Unit::Plain, 1_234_567.0, "1,234,567"),
             (Unit::Plain, 1234.0, "1234"),
             (Unit::Times, 2.0, "2×"),

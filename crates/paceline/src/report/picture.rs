@@ -14,13 +14,13 @@ use paceline_plan::trace::{Span, SpanKind, Trace};
 use paceline_plan::units::Seconds;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Draws a trace's steady iteration; `None` if it has none.
-pub(crate) fn picture(trace: &Trace) -> Option<String> {
+/// Draws a trace's steady iteration under a title and a note; `None` if it has none.
+pub(crate) fn picture(trace: &Trace, title: &str, note: &str) -> Option<String> {
     let mut runs = Coarse::new(trace);
     leave_out_what_does_not_show(&mut runs.trace);
     let plot = Plot::of_runs(&runs)?;
     let rows = Rows::choose(std::slice::from_ref(&plot));
-    Some(svg_file(Picture::new(&plot, &rows).draw()))
+    Some(svg_file(Picture::new(&plot, &rows).draw(title, note)))
 }
 
 /// Removes lanes of a rank that are busy for less than a pixel in total, and waits on lanes that do
@@ -46,8 +46,8 @@ fn leave_out_what_does_not_show(trace: &mut Trace) {
 const WIDTH: f64 = 960.0;
 /// Width of the row names.
 const NAMES: f64 = 132.0;
-/// Top of the rows, below title and legend.
-const TOP: f64 = 76.0;
+/// Top of the rows, below title, note and legend.
+const TOP: f64 = 96.0;
 const MARGIN: f64 = 16.0;
 /// Minimum width of a box that shows its microbatch number.
 const NUMBER: f64 = 11.0;
@@ -78,9 +78,8 @@ impl<'a, 'p> Picture<'a, 'p> {
         NAMES + (time - self.plot.window.start).0 * self.rate
     }
 
-    fn draw(&self) -> Markup {
+    fn draw(&self, title: &str, note: &str) -> Markup {
         let height = TOP + self.rows.height + 34.0;
-        let title = &self.plot.trace.title;
         let length = Scale::of(self.plot.window.length()).full(self.plot.window.length());
         html! {
             svg xmlns="http://www.w3.org/2000/svg" viewBox={ "0 0 " (WIDTH) " " (height) }
@@ -89,7 +88,7 @@ impl<'a, 'p> Picture<'a, 'p> {
                 style { (PreEscaped(style())) }
                 rect.paper width=(WIDTH) height=(height) {}
                 text.title x=(MARGIN) y="28" { (title) }
-                text.end x=(WIDTH - MARGIN) y="28" { "one iteration of " (length) }
+                text x=(MARGIN) y="48" { (note) ", one iteration of " (length) }
                 (self.legend())
                 @for place in &self.rows.places { (row(place)) }
                 @for span in self.spans.iter().filter_map(|span| self.span(span)) { (span) }
@@ -104,8 +103,8 @@ impl<'a, 'p> Picture<'a, 'p> {
         html! {
             @for kind in SpanKind::ALL.into_iter().filter(|kind| present.contains(kind)) {
                 @let name = words(kind);
-                rect class=(kind) x=(fixed::<1>(x)) y="44" width="11" height="11" {}
-                text x=(fixed::<1>(x + 16.0)) y="54" { (name) }
+                rect class=(kind) x=(fixed::<1>(x)) y="64" width="11" height="11" {}
+                text x=(fixed::<1>(x + 16.0)) y="74" { (name) }
                 @let () = x += 34.0 + LETTER * name.len() as f64;
             }
         }
@@ -205,14 +204,14 @@ mod tests {
 
     #[test]
     fn a_pass_is_a_box_with_its_microbatch() {
-        let svg = picture(&small(Origin::Simulated, 2, 0.4e-3)).unwrap();
+        let svg = picture(&small(Origin::Simulated, 2, 0.4e-3), "F<0>", "1f1b, idle 0 %").unwrap();
         // An iteration of 1 ms fills the width, so a forward pass of 0.4 ms has 0.4 of it.
         let width = format!("width=\"{:.2}\"", 0.4 * (WIDTH - NAMES - MARGIN));
         assert_eq!(svg.matches("class=\"forward\"").count(), 3, "two ranks and the legend");
         assert_eq!(svg.matches(&width).count(), 4, "a forward pass and an all_reduce each");
         assert_eq!(svg.matches(">7</text>").count(), 2);
         assert!(svg.contains("rank 1") && svg.contains("F&lt;0&gt;") && !svg.contains("F<0>"));
-        assert!(svg.contains("one iteration of 1.000 ms"));
+        assert!(svg.contains("1f1b, idle 0 %, one iteration of 1.000 ms"));
         assert_eq!(left_open(&svg), [""; 0]);
     }
 
@@ -228,6 +227,6 @@ mod tests {
     fn without_an_iteration_there_is_no_picture() {
         let mut trace = small(Origin::Simulated, 1, 0.4e-3);
         trace.spans.clear();
-        assert_eq!(picture(&trace), None);
+        assert_eq!(picture(&trace, "", ""), None);
     }
 }

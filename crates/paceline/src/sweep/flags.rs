@@ -28,7 +28,7 @@ pub(crate) struct SweepFlags {
     /// Draw the table as a chart
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
-    /// Title of the chart
+    /// Title of the chart, or of simulate's --picture
     #[arg(long, value_name = "TEXT")]
     pub title: Option<String>,
     /// Label of the chart's x axis [default: the name of what varies]
@@ -72,12 +72,12 @@ impl SweepFlags {
         self.y.as_ref().is_some_and(|text| fields.iter().any(|field| text.contains(field)))
     }
 
-    /// Reports study flags that are given without a study.
-    pub(crate) fn absent(&self, problems: &mut Problems) {
+    /// Reports study flags that are given without a study; a title may be for a picture.
+    pub(crate) fn absent(&self, has_picture: bool, problems: &mut Problems) {
         for (flag, given) in [
             ("--y", self.y.is_some()),
             ("--plot", self.plot.is_some()),
-            ("--title", self.title.is_some()),
+            ("--title", self.title.is_some() && !has_picture),
             ("--x-label", self.x_label.is_some()),
             ("--log", self.log.is_some()),
         ] {

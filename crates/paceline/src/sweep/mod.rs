@@ -210,7 +210,7 @@ fn name(study: &Study, settings: &[Setting]) -> String {
 fn object(study: &Study, point: &Point) -> Value {
     let varied = changes(study, &point.settings).into_iter().map(|Change { name, value }| {
         let number = serde_json::from_str(&value).ok().filter(Value::is_number);
-        (name, number.unwrap_or(Value::String(value)))
+        (name.replace('-', "_"), number.unwrap_or(Value::String(value)))
     });
     let mut fields = Map::new();
     fields.insert("vary".to_owned(), Value::Object(varied.collect()));

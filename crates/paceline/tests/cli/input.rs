@@ -278,3 +278,28 @@ fn a_reader_that_leaves_is_no_failure() {
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+/// Words and units in the spellings of other systems, and clusters of another size.
+#[test]
+fn words_and_units_are_read_as_people_write_them() {
+    let here = Folder::new();
+    let file = paceline_sim::cluster::preset::get("dgx-a100").unwrap().to_toml();
+    here.file("mine.toml", file.replace("25 GB/s", "200Gbps").replace("312 TFLOP/s", "312 TFLOPS"));
+    let usual = here.run("collective --op all_reduce --size 25MiB --cluster dgx-a100:8 --json");
+    let usual = &usual.done().objects()[0];
+    for line in [
+        "--op all-reduce --size 25M --cluster dgx-a100:8",
+        "--op AllReduce --size 25MiB --cluster mine.toml:8",
+        "--op allreduce --size 25M --cluster dgx-a100 --set hosts=8",
+        "--op all_reduce --size 25M --cluster mine.toml --set hosts=8x",
+        "--op all_reduce --size 25M --cluster mine.toml:8 --set dimension.1.bandwidth=200Gb/s",
+    ] {
+        let own = &here.run(&format!("collective {line} --json")).done().objects()[0];
+        assert_eq!((&own["time_s"], own["ranks"].as_u64()), (&usual["time_s"], Some(64)), "{line}");
+    }
+    here.run("plan --model mini --dtype FP32 --grad-dtype bfloat16 --bucket-mib 25M").done();
+    here.run("collective --op all_reduce --size 1M --cluster mine.toml:x")
+        .refused(&["--cluster: 'mine.toml:x': 'x' is not a number of hosts; write mine.toml:2"]);
+    here.run("collective --op all_reduce --size 1M --cluster none.toml:2")
+        .refused(&["--cluster: none.toml cannot be read"]);
+}

@@ -84,11 +84,16 @@ fn a_plan_prints_its_grid_and_its_programs() {
     let here = Folder::new();
     let grid = here.run("plan --model mini --pp 2 --global-batch 2 --schedule gpipe --format csv");
     assert_eq!(grid.done().out, "0F0,0F1,,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n");
+    let textbook = here.run("plan --model mini --pp 4 --global-batch 8 --format grid").done().out;
+    let columns = |line: &str| line.split_whitespace().skip(2).count();
+    assert_eq!(textbook.lines().skip(1).map(columns).collect::<Vec<_>>(), [22; 4], "{textbook}");
+    assert!(textbook.contains("rank 0 F0 F1 F2 F3  ·"), "{textbook}");
+    let help = here.run("plan --help").done().out;
+    assert!(help.contains("grid: the schedule of textbooks") && help.contains("PyTorch"), "{help}");
     let programs = here.run("plan --model mini --dp 2 --format text").done().out;
     assert!(paceline_plan::text::parse(&programs).is_ok());
     here.run("plan --model mini --format xml")
-        .refused(&["--format: 'xml' is neither csv nor text"]);
-    here.run("plan --model mini --format csv --json").refused(&["--json"]);
+        .refused(&["--format: 'xml' is none of grid, csv and text"]);
 }
 
 #[test]
@@ -292,7 +297,7 @@ fn a_search_lists_candidates_best_first() {
     for (index, candidate) in found[..4].iter().enumerate() {
         has(candidate, &["rank", "strategy", "iteration_s", "peak_bytes", "fits"]);
         assert_eq!(candidate["rank"].as_u64(), Some(index as u64 + 1));
-        has(&candidate["strategy"], &["dp", "tp", "pp", "micro-batch", "schedule"]);
+        has(&candidate["strategy"], &["dp", "tp", "pp", "micro_batch", "schedule"]);
     }
     let seconds: Vec<f64> = found[..4].iter().map(|c| c["iteration_s"].as_f64().unwrap()).collect();
     assert!(seconds.is_sorted(), "{seconds:?}");

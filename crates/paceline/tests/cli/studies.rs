@@ -89,7 +89,7 @@ fn a_combination_that_does_not_work_is_a_gap_and_a_value_that_never_does_is_wron
         ran.objects().into_iter().filter(|point| point.get("skipped").is_some()).collect();
     assert_eq!(skipped.len(), 1);
     assert_eq!(
-        (&skipped[0]["vary"]["dp"], &skipped[0]["vary"]["global-batch"]),
+        (&skipped[0]["vary"]["dp"], &skipped[0]["vary"]["global_batch"]),
         (&2.into(), &1.into())
     );
     assert!(ran.err.contains("no dp=2, global-batch=1: --global-batch: 1 samples"), "{}", ran.err);

@@ -1,7 +1,7 @@
 //! A schedule as a table of time slots: one row per pipeline rank, one cell per slot, blank if the
 //! rank is idle.
 //!
-//! The slots are those of PyTorch's `pipeline_order`, the common form for comparing schedules. They
+//! [`unit_grid`] has the slots of textbooks. Those of [`grid`] are those of PyTorch's `pipeline_order`, the common form for comparing schedules. They
 //! are a drawing, not a prediction: PyTorch reserves fixed space for backwards whatever they cost,
 //! and rows end at their last action. With a split backward, every pass takes one slot and starts
 //! as early as possible, as in the papers; PyTorch's tables leave no space there for gradients in
@@ -21,6 +21,36 @@ pub fn grid(
     pipeline_ranks: u16,
     microbatches: u32,
 ) -> Result<Vec<Vec<Option<Action>>>, ScheduleError> {
+    check_size(kind, pipeline_ranks, microbatches)?;
+    if !kind.flushes() || kind.splits_backward() {
+        return unit_grid(kind, pipeline_ranks, microbatches);
+    }
+    rows(kind, pipeline_ranks, microbatches)
+}
+
+/// Builds the schedule's table as textbooks draw it: every pass takes one slot and starts as early
+/// as it can, so the forwards of the warm-up stand at the front.
+pub fn unit_grid(
+    kind: ScheduleKind,
+    pipeline_ranks: u16,
+    microbatches: u32,
+) -> Result<Vec<Vec<Option<Action>>>, ScheduleError> {
+    check_size(kind, pipeline_ranks, microbatches)?;
+    let own = order(kind, pipeline_ranks, microbatches)?;
+    if kind.flushes() {
+        return Ok(one_slot_each(own));
+    }
+    // Several iterations from the start of a run: fills as 1F1B does and never drains.
+    let shown = microbatches.max(2 * u32::from(pipeline_ranks));
+    Ok(one_slot_each(order(ScheduleKind::OneFOneB, pipeline_ranks, shown)?))
+}
+
+/// Refuses a grid with too many cells.
+fn check_size(
+    kind: ScheduleKind,
+    pipeline_ranks: u16,
+    microbatches: u32,
+) -> Result<(), ScheduleError> {
     // Every schedule idles at most one slot per action plus, while it fills, four slots per stage
     // and rank.
     let stages = u64::from(pipeline_ranks) * u64::from(kind.chunks());
@@ -31,16 +61,7 @@ pub fn grid(
     if cells > MAX_CELLS {
         return Err(ScheduleError::TooLarge { what: "cells", count: cells, limit: MAX_CELLS });
     }
-    if !kind.flushes() {
-        // Several iterations from the start of a run: fills as 1F1B does and never drains.
-        let shown = microbatches.max(2 * u32::from(pipeline_ranks));
-        order(kind, pipeline_ranks, microbatches)?;
-        return Ok(one_slot_each(order(ScheduleKind::OneFOneB, pipeline_ranks, shown)?));
-    }
-    if kind.splits_backward() {
-        return Ok(one_slot_each(order(kind, pipeline_ranks, microbatches)?));
-    }
-    rows(kind, pipeline_ranks, microbatches)
+    Ok(())
 }
 
 /// Gives every pass one slot, as early as it can run. Orders built here can always run.
@@ -77,6 +98,38 @@ pub fn to_csv(grid: &[Vec<Option<Action>>]) -> String {
             // A line with one blank cell would read as a line without cells.
             text.push_str("\"\"");
         }
+        text.push('\n');
+    }
+    text
+}
+
+/// Formats the grid for people: a line of slot numbers, one line per rank, `·` in idle slots. With
+/// one stage per rank a cell is the pass and its microbatch (`F3`), else the stage stands before it
+/// (`2F3`).
+pub fn to_text(grid: &[Vec<Option<Action>>]) -> String {
+    let one_stage = grid
+        .iter()
+        .enumerate()
+        .all(|(rank, row)| row.iter().flatten().all(|action| usize::from(action.stage.0) == rank));
+    let cell = |action: &Option<Action>| match action {
+        None => "·".to_owned(),
+        Some(action) if one_stage => format!("{}{}", action.pass, action.microbatch),
+        Some(action) => action.to_string(),
+    };
+    let columns = grid.iter().map(Vec::len).max().unwrap_or(0);
+    let mut lines: Vec<Vec<String>> = vec![(1..=columns).map(|slot| slot.to_string()).collect()];
+    for row in grid {
+        let mut cells: Vec<String> = row.iter().map(cell).collect();
+        cells.resize(columns, "·".to_owned());
+        lines.push(cells);
+    }
+    let width = lines.iter().flatten().map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let names = format!("rank {}", grid.len().saturating_sub(1)).len();
+    let mut text = String::new();
+    for (line, cells) in lines.iter().enumerate() {
+        let name = line.checked_sub(1).map_or("slot".to_owned(), |rank| format!("rank {rank}"));
+        text += &format!("{name:<names$}");
+        text.extend(cells.iter().map(|cell| format!(" {cell:>width$}")));
         text.push('\n');
     }
     text
@@ -134,6 +187,26 @@ mod tests {
     fn a_grid_prints_as_a_table() {
         let grid = grid(ScheduleKind::GPipe, 2, 2).unwrap();
         assert_eq!(to_csv(&grid), "0F0,0F1,,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n");
+    }
+
+    /// Narayanan et al. (arXiv 2104.04473), figure 3 with four stages: 2 · (8 + 4 − 1) slots.
+    #[test]
+    fn textbook_grids_take_one_slot_a_pass_and_start_with_the_warm_up() {
+        let textbook = unit_grid(ScheduleKind::OneFOneB, 4, 8).unwrap();
+        let columns = textbook.iter().map(Vec::len).max();
+        assert_eq!(columns, Some(22));
+        for (rank, row) in textbook.iter().enumerate() {
+            let warm_up = row[rank..].iter().take(4 - rank);
+            assert!(warm_up.flatten().all(|action| action.pass == Pass::Forward), "{rank}");
+            assert_eq!(row[rank..4].iter().flatten().count(), 4 - rank, "no gap before slot 4");
+        }
+        let text = to_text(&unit_grid(ScheduleKind::GPipe, 2, 2).unwrap());
+        assert_eq!(
+            text,
+            "slot    1  2  3  4  5  6\nrank 0 F0 F1  ·  · B0 B1\nrank 1  · F0 F1 B0 B1  ·\n"
+        );
+        let chunks = unit_grid(ScheduleKind::Interleaved { chunks: 2 }, 2, 2).unwrap();
+        assert!(to_text(&chunks).contains(" 2F0"), "{}", to_text(&chunks));
     }
 
     #[test]

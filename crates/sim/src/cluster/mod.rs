@@ -27,6 +27,7 @@ mod parse;
 pub mod preset;
 mod print;
 mod quantity;
+mod resize;
 mod selector;
 
 pub use device::{Device, FlopsPerSec, Peak};

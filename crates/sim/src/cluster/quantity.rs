@@ -18,18 +18,20 @@ pub(super) struct Quantity {
 
 struct Unit {
     name: &'static str,
+    /// Other spellings in use; messages and files show only the name.
+    others: &'static [&'static str],
     /// Power of ten of the unit, relative to the base unit.
     exponent: i32,
     /// Divisor in addition to the power of ten (8 for bits).
     divisor: f64,
 }
 
-const fn unit(name: &'static str, exponent: i32) -> Unit {
-    Unit { name, exponent, divisor: 1.0 }
+const fn unit(name: &'static str, exponent: i32, others: &'static [&'static str]) -> Unit {
+    Unit { name, others, exponent, divisor: 1.0 }
 }
 
-const fn bits(name: &'static str, exponent: i32) -> Unit {
-    Unit { name, exponent, divisor: 8.0 }
+const fn bits(name: &'static str, exponent: i32, others: &'static [&'static str]) -> Unit {
+    Unit { name, others, exponent, divisor: 8.0 }
 }
 
 /// Bytes per second; network rates may be given in bits.
@@ -37,16 +39,16 @@ pub(super) const RATE: Quantity = Quantity {
     noun: "a rate",
     example: "\"300 GB/s\"",
     units: &[
-        unit("TB/s", 12),
-        unit("GB/s", 9),
-        unit("MB/s", 6),
-        unit("kB/s", 3),
-        unit("B/s", 0),
-        bits("Tbit/s", 12),
-        bits("Gbit/s", 9),
-        bits("Mbit/s", 6),
-        bits("kbit/s", 3),
-        bits("bit/s", 0),
+        unit("TB/s", 12, &["TBps"]),
+        unit("GB/s", 9, &["GBps"]),
+        unit("MB/s", 6, &["MBps"]),
+        unit("kB/s", 3, &["kBps", "KB/s", "KBps"]),
+        unit("B/s", 0, &["Bps"]),
+        bits("Tbit/s", 12, &["Tb/s", "Tbps"]),
+        bits("Gbit/s", 9, &["Gb/s", "Gbps"]),
+        bits("Mbit/s", 6, &["Mb/s", "Mbps"]),
+        bits("kbit/s", 3, &["kb/s", "kbps", "Kb/s", "Kbps", "Kbit/s"]),
+        bits("bit/s", 0, &["b/s", "bps"]),
     ],
     least: 1.0,
     most: 1e18,
@@ -57,11 +59,11 @@ pub(super) const FLOPS: Quantity = Quantity {
     noun: "an arithmetic rate",
     example: "\"312 TFLOP/s\"",
     units: &[
-        unit("PFLOP/s", 15),
-        unit("TFLOP/s", 12),
-        unit("GFLOP/s", 9),
-        unit("MFLOP/s", 6),
-        unit("FLOP/s", 0),
+        unit("PFLOP/s", 15, &["PFLOPS", "PFLOPs", "PFLOPs/s", "PFlop/s"]),
+        unit("TFLOP/s", 12, &["TFLOPS", "TFLOPs", "TFLOPs/s", "TFlop/s"]),
+        unit("GFLOP/s", 9, &["GFLOPS", "GFLOPs", "GFLOPs/s", "GFlop/s"]),
+        unit("MFLOP/s", 6, &["MFLOPS", "MFLOPs", "MFLOPs/s", "MFlop/s"]),
+        unit("FLOP/s", 0, &["FLOPS", "FLOPs", "FLOPs/s", "Flop/s"]),
     ],
     least: 1.0,
     most: 1e24,
@@ -71,16 +73,27 @@ pub(super) const FLOPS: Quantity = Quantity {
 pub(super) const TIME: Quantity = Quantity {
     noun: "a time",
     example: "\"5 us\"",
-    units: &[unit("s", 0), unit("ms", -3), unit("us", -6), unit("µs", -6), unit("ns", -9)],
+    units: &[
+        unit("s", 0, &["sec"]),
+        unit("ms", -3, &["msec"]),
+        unit("us", -6, &["µs", "μs", "usec"]),
+        unit("ns", -9, &["nsec"]),
+    ],
     least: 0.0,
     most: 1e3,
 };
+
+impl Unit {
+    fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.others.contains(&name)
+    }
+}
 
 impl Quantity {
     /// Parses a text into the base unit.
     pub(super) fn read(&self, text: &str) -> Result<f64, String> {
         let (number, name) = split(text)?;
-        let Some(unit) = self.units.iter().find(|unit| unit.name == name) else {
+        let Some(unit) = self.units.iter().find(|unit| unit.is_called(name)) else {
             let names: Vec<_> = self.units.iter().map(|unit| unit.name).collect();
             return Err(unknown_unit(name, &names));
         };
@@ -159,8 +172,9 @@ pub(super) const BYTES_EXAMPLE: &str = "\"80 GiB\"";
 
 const MOST_BYTES: u64 = 1 << 60;
 
-const BYTE_UNITS: [(&str, u64); 9] = [
+const BYTE_UNITS: [(&str, u64); 10] = [
     ("B", 1),
+    ("KB", 1_000),
     ("kB", 1_000),
     ("MB", 1_000_000),
     ("GB", 1_000_000_000),
@@ -214,6 +228,13 @@ mod tests {
         assert_eq!(TIME.read("5 us"), Ok(5e-6), "rounded once: 5 × 1e-6 is another float");
         assert_eq!(TIME.read("5 µs"), Ok(5e-6));
         assert_eq!(TIME.read("0 s"), Ok(0.0));
+        for text in ["200Gb/s", "200 Gbps", "25GBps", "25 GB/s", "200000Mbps"] {
+            assert_eq!(RATE.read(text), Ok(25e9), "{text}");
+        }
+        for text in ["312 TFLOPS", "312TFLOPs", "0.312 PFLOPS", "312 TFLOPs/s"] {
+            assert_eq!(FLOPS.read(text), Ok(312e12), "{text}");
+        }
+        assert_eq!(TIME.read("5 usec"), Ok(5e-6));
         assert_eq!(read_bytes("80 GB"), Ok(Bytes(80_000_000_000)));
         assert_eq!(read_bytes("80 GiB"), Ok(Bytes(80 << 30)));
         assert_eq!(read_bytes("1.5 KiB"), Ok(Bytes(1536)));
@@ -224,11 +245,11 @@ mod tests {
         for text in ["", "GB/s", "300", "300 ", "300  GB/s", "-300 GB/s", "+1 GB/s", "1e3 GB/s"] {
             assert!(RATE.read(text).is_err(), "{text:?}");
         }
-        for text in ["300 gb/s", "300 Gb/s", "300 GBps", "300 GiB/s", ".5 GB/s", "1. GB/s"] {
+        for text in ["300 gb/s", "300 GBit", "300 G", "300 GiB/s", ".5 GB/s", "1. GB/s"] {
             assert!(RATE.read(text).is_err(), "{text:?}");
         }
-        let error = RATE.read("200 Gb/s").unwrap_err();
-        assert!(error.starts_with("unknown unit 'Gb/s' (known: TB/s"), "{error}");
+        let error = RATE.read("200 gb/s").unwrap_err();
+        assert!(error.starts_with("unknown unit 'gb/s' (known: TB/s"), "{error}");
         assert!(error.contains("Gbit/s"), "{error}");
         assert_eq!(read_bytes("1.5 B").unwrap_err(), "this is not a whole number of bytes");
     }

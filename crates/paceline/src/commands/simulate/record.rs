@@ -1,6 +1,7 @@
 //! A prediction as JSON.
 
 use crate::estimate::{Estimate, FailureEstimate};
+use crate::output::Subject;
 use paceline_sim::training::TrainingCost;
 use paceline_sim::{
     Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart, RankGroup, Slowest,
@@ -11,6 +12,8 @@ use serde::{Serialize, Serializer};
 /// The specified fields, and further results of a simulation.
 #[derive(Serialize)]
 pub(super) struct Record<'a> {
+    #[serde(flatten)]
+    subject: Subject,
     iteration_s: f64,
     /// Time of an iteration of the compression warm-up.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,8 +43,14 @@ pub(super) struct Record<'a> {
 
 impl<'a> Record<'a> {
     /// Builds the record; `curves` adds the roles' memory over time, a long list.
-    pub(super) fn new(outcome: &'a Outcome, estimate: &Estimate, curves: bool) -> Self {
+    pub(super) fn new(
+        subject: Subject,
+        outcome: &'a Outcome,
+        estimate: &Estimate,
+        curves: bool,
+    ) -> Self {
         Self {
+            subject,
             iteration_s: outcome.iteration.0,
             warmup_iteration_s: outcome.warm_up.map(|warm_up| warm_up.0),
             error_band: [outcome.error_band.low, outcome.error_band.high],

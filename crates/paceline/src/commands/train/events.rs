@@ -1,8 +1,9 @@
 //! JSON events of a run: one object per iteration, and one for the whole run.
 
-use crate::output::{IterationRecord, RunDir, RunRecord, StalenessRecord};
+use crate::output::{IterationRecord, RunDir, RunRecord, StalenessRecord, Subject};
 use paceline_exec::{IterationReport, Staleness};
 use paceline_plan::trace::Trace;
+use paceline_sim::cluster::Cluster;
 use serde::Serialize;
 
 impl From<&IterationReport> for IterationRecord {
@@ -73,6 +74,8 @@ impl From<&IterationReport> for IterationEvent {
 #[derive(Serialize)]
 pub(super) struct DoneEvent<'a> {
     event: &'static str,
+    #[serde(flatten)]
+    subject: Subject,
     iterations: usize,
     loss: Option<f32>,
     loss_bits: Option<String>,
@@ -96,6 +99,7 @@ pub(super) struct DoneEvent<'a> {
 impl<'a> DoneEvent<'a> {
     pub(super) fn new(
         record: &'a RunRecord,
+        cluster: &Cluster,
         directory: &RunDir,
         predicted: Option<&Trace>,
         measured: Option<&Trace>,
@@ -103,6 +107,7 @@ impl<'a> DoneEvent<'a> {
         let last = record.iterations.last().and_then(|iteration| iteration.loss);
         Self {
             event: "done",
+            subject: Subject::named(&record.model.name, &record.strategy, Some(cluster)),
             iterations: record.iterations.len(),
             loss: last,
             loss_bits: last.map(bits),

@@ -489,7 +489,8 @@ impl Job {
             Purpose::Train => {
                 let (predicted, measured) = (predicted.as_ref(), measured.as_ref());
                 output.print(&closing(&record, &directory, predicted, measured))?;
-                Ok(output.print_json(&DoneEvent::new(&record, &directory, predicted, measured))?)
+                let done = DoneEvent::new(&record, &self.cluster, &directory, predicted, measured);
+                Ok(output.print_json(&done)?)
             }
             Purpose::Measure => {
                 let stopped = || anyhow::anyhow!("stopped before there was anything to measure");

@@ -2,7 +2,7 @@
 
 use super::Job;
 use super::events::bits;
-use crate::output::RunRecord;
+use crate::output::{RunRecord, Subject};
 use crate::overview::count;
 use paceline_plan::units::{Bytes, Seconds};
 use serde::Serialize;
@@ -11,7 +11,8 @@ use std::fmt;
 /// Throughput, loss and memory of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct Throughput {
-    model: String,
+    #[serde(flatten)]
+    subject: Subject,
     ranks: u32,
     threads_per_rank: usize,
     /// Number of iterations that count.
@@ -19,14 +20,14 @@ pub(super) struct Throughput {
     /// Number of iterations before them, to warm up caches and threads.
     left_out: usize,
     tokens_per_iteration: u64,
-    median_s: f64,
+    measured_iteration_s: f64,
     /// The 10th and 90th percentile of the iteration time.
     p10_s: f64,
     p90_s: f64,
     min_s: f64,
     max_s: f64,
     tokens_per_s: f64,
-    predicted_s: Option<f64>,
+    predicted_iteration_s: Option<f64>,
     loss: Option<f32>,
     loss_bits: Option<String>,
     peak_bytes: Option<Vec<u64>>,
@@ -41,23 +42,23 @@ impl Throughput {
         let mut times = all[left_out..].to_vec();
         times.sort_by(f64::total_cmp);
         let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize);
-        let median_s = *at(0.5)?;
+        let measured_iteration_s = *at(0.5)?;
         let tokens = job.plan.strategy.tokens();
         let loss = record.iterations.last().and_then(|iteration| iteration.loss);
         Some(Self {
-            model: record.model.name.clone(),
+            subject: Subject::named(&record.model.name, &record.strategy, Some(&job.cluster)),
             ranks: job.plan.mesh.world(),
             threads_per_rank: job.threads_per_rank().get(),
             iterations: times.len(),
             left_out,
             tokens_per_iteration: tokens,
-            median_s,
+            measured_iteration_s,
             p10_s: *at(0.1)?,
             p90_s: *at(0.9)?,
             min_s: *at(0.0)?,
             max_s: *at(1.0)?,
-            tokens_per_s: tokens as f64 / median_s.max(1e-12),
-            predicted_s: record.predicted_iteration_s,
+            tokens_per_s: tokens as f64 / measured_iteration_s.max(1e-12),
+            predicted_iteration_s: record.predicted_iteration_s,
             loss,
             loss_bits: loss.map(bits),
             peak_bytes: record.peak_bytes.clone(),
@@ -75,11 +76,14 @@ impl fmt::Display for Throughput {
         line("measured", format!("{iterations} iterations after {left_out} that are left out"))?;
         line("ranks", format!("{ranks}, each with {threads} threads"))?;
         let (p10, p90) = (time(self.p10_s), time(self.p90_s));
-        line("iteration", format!("{} (8 of 10 from {p10} to {p90})", time(self.median_s)))?;
+        line(
+            "iteration",
+            format!("{} (8 of 10 from {p10} to {p90})", time(self.measured_iteration_s)),
+        )?;
         line("range", format!("{} to {}", time(self.min_s), time(self.max_s)))?;
         line("tokens/s", format!("{:.0}", self.tokens_per_s))?;
-        if let Some(predicted) = self.predicted_s {
-            let off = 100.0 * (predicted / self.median_s - 1.0);
+        if let Some(predicted) = self.predicted_iteration_s {
+            let off = 100.0 * (predicted / self.measured_iteration_s - 1.0);
             line("predicted", format!("{} ({off:+.1} %)", time(predicted)))?;
         }
         let planned = &self.planned_peak_bytes;
