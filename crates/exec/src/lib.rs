@@ -41,6 +41,7 @@ mod types;
 
 pub use error::{ExecError, Fault};
 pub use paceline_kernels::prefer_huge_pages;
+pub use paceline_plan::staleness::Staleness;
 pub use run::check::can_run;
 pub use run::learning_rate::{BatchScaling, LrSchedule, ScalingRule};
 pub use run::loss_scale::LossScale;
@@ -48,6 +49,5 @@ pub use run::member::run_process_rank;
 pub use run::options::{Device, Start, Straggler, TrainOptions};
 pub use run::outcome::{IterationReport, Outcome, Parameters};
 pub use run::resident;
-pub use run::staleness::Staleness;
 pub use run::threads::train;
 pub use run::warm_up::warm_up;

@@ -19,6 +19,7 @@ pub mod outer_optimizer;
 pub mod program;
 pub mod schedule;
 pub mod spec;
+pub mod staleness;
 pub mod strategy;
 pub mod suggest;
 pub mod summary;

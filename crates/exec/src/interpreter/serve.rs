@@ -9,11 +9,11 @@ use crate::error::{ExecError, Fault};
 use crate::memory::Memory;
 use crate::progress::exchange::message;
 use crate::run::control::{ControlTopic, send, try_recv};
-use crate::run::staleness::{Staleness, StalenessCounter};
 use paceline_comm::{CommError, Progress, Receiving, Sending, Transport, Wait};
 use paceline_kernels::arena::Access;
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::{Plan, Program, Service, View};
+use paceline_plan::staleness::{Staleness, StalenessCounter};
 use std::time::{Duration, Instant};
 
 /// Statistics of pushes between two reports.

@@ -1,6 +1,6 @@
 //! Results of a run.
 
-use crate::run::staleness::Staleness;
+use paceline_plan::staleness::Staleness;
 use paceline_plan::trace::Trace;
 use std::collections::BTreeMap;
 

@@ -6,6 +6,7 @@ use super::table::{count, cut, percent, table};
 use crate::estimate::Estimate;
 use crate::output::ModelRecord;
 use paceline_plan::program::Plan;
+use paceline_plan::staleness::Staleness;
 use paceline_sim::cluster::Cluster;
 use paceline_sim::{Outcome, RankGroup, Slowest};
 use std::fmt::Write;
@@ -90,6 +91,13 @@ fn write_simulation(
         outcome.peak_bytes.to_string(),
         device.memory
     )?;
+    if let Some(Staleness { mean, max, max_lead, .. }) = outcome.staleness {
+        writeln!(
+            out,
+            "staleness      {mean:>9.2}  updates missed by a gradient on average, {max} at most; lead of a \
+             replica {max_lead} at most"
+        )?;
+    }
     writeln!(out)?;
 
     let mut ops: Vec<_> = outcome.ops.iter().collect();

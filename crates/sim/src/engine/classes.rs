@@ -1,5 +1,6 @@
 //! Rank classes: ranks that behave identically, with one representative each.
 
+use super::async_servers::has_servers;
 use super::copy_engines::sends_within_roles;
 use super::workload::Load;
 use crate::cluster::{Cluster, SpeedProfile};
@@ -56,14 +57,14 @@ impl Classes {
     /// On a cluster without overrides, all ranks of a role are alike. If a server addresses ranks
     /// individually, none are, unless the cluster is homogeneous: then a role's times are those of
     /// its slowest rank. If copy engines are counted, ranks of one class at both ends of a message
-    /// are also separated.
+    /// are also separated, and so are replicas that an asynchronous server serves one by one.
     pub(crate) fn of(
         plan: &Plan,
         cluster: &Cluster,
         placement: &Placement,
     ) -> Result<Self, FlowError> {
         let limited = cluster.kinds().any(|device| device.copy_engines.is_some());
-        if limited && (names_ranks(plan) || sends_within_roles(plan)) {
+        if has_servers(plan) || limited && (names_ranks(plan) || sends_within_roles(plan)) {
             return Self::per_rank(plan, cluster, placement);
         }
         if cluster.is_homogeneous() {

@@ -59,6 +59,8 @@ impl Duration {
 }
 
 impl Network for ClosedForm {
+    const SHARES_LINKS: bool = false;
+
     fn post(&mut self, posting: Posting<'_>, at: f64, done: &mut Vec<Completion>) {
         let Posting { op_match, ops } = posting;
         let Duration { whole, handed } = &self.all[self.times[op_match as usize] as usize];
@@ -176,23 +178,14 @@ impl Wires for Timer<'_> {
         Ok(())
     }
 
-    /// The server is always ready.
-    fn request(&mut self, class: u32, op: OpId, request: Request) -> Result<(), SimError> {
+    fn request(&mut self, op: OpId, request: &Request) -> Result<(), SimError> {
+        let class = request.class;
         let Class { rank, role, .. } = self.load.classes.get(class);
         let load = self.load.job(class);
         let server = Rank(load.plan.mesh.size() + request.server);
         let bytes = load.costs.bytes(role, &request.view);
         let time = self.message_time((class, op), (rank, server, bytes))?;
         self.found.times.push(time);
-        Ok(())
-    }
-
-    /// A service takes the time of all requests that it declares.
-    fn serve(&mut self, class: u32, op: OpId, service: u32) -> Result<(), SimError> {
-        let (load, role) = (self.load.job(class), self.load.classes.get(class).role);
-        let time = self.epochs.duration(|network| load.costs.service(network, role, service));
-        let number = self.load.classes.number(class, op);
-        self.push(time.map_err(|source| self.load.no_path(number, source))?);
         Ok(())
     }
 

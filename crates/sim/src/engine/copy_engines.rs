@@ -5,17 +5,13 @@
 //! everything it needs is free is served. A device without engines copies with its compute units,
 //! so its messages and computations take turns.
 //!
-//! Collectives are kernels that move bytes by loads and stores; they use no engine.
-//!
-//! **Order.** Lanes may run ahead of each other, which is safe without competition. Competing
-//! requests are events in time order, and so are the ends that release engines.
+//! Collectives are kernels that move bytes by loads and stores; they use no engine. Requests and the
+//! ends that release engines are events in time order ([`super::events`]).
 
 use super::classes::Classes;
 use paceline_plan::program::{Op, Peer, Plan};
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
 
-/// Upcoming events, waiting requests and free engines.
+/// Free engines and the requests that wait for them.
 pub(super) struct EngineQueue {
     /// By class, number of free engines or compute units; `None` if not limited.
     free: Vec<Option<u32>>,
@@ -23,25 +19,8 @@ pub(super) struct EngineQueue {
     limited: Vec<bool>,
     /// True if any class is limited.
     any: bool,
-    coming: BinaryHeap<Reverse<Coming>>,
     /// In order of arrival.
     waiting: Vec<EngineRequest>,
-}
-
-/// Scheduled queue event.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Coming {
-    pub(super) at: f64,
-    pub(super) what: Event,
-}
-
-/// Event kind; the variant order breaks ties between simultaneous events.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
-    /// A class releases its compute units.
-    Done(u32),
-    /// A request joins the queue.
-    Wants(EngineRequest),
 }
 
 /// Requester of engines.
@@ -53,26 +32,6 @@ pub(super) enum EngineRequest {
     Message(u32),
 }
 
-impl PartialEq for Coming {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Coming {}
-
-impl PartialOrd for Coming {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Coming {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.at.total_cmp(&other.at).then(self.what.cmp(&other.what))
-    }
-}
-
 impl EngineQueue {
     /// Creates an empty queue for the engines of these classes.
     pub(super) fn new(classes: &Classes) -> Self {
@@ -82,7 +41,6 @@ impl EngineQueue {
             free: all.clone().map(|class| class.engines.map(|count| count.max(1))).collect(),
             limited: all.clone().map(|class| class.engines == Some(0)).collect(),
             any: all.clone().any(|class| class.engines.is_some()),
-            coming: BinaryHeap::new(),
             waiting: Vec::new(),
         }
     }
@@ -100,21 +58,6 @@ impl EngineQueue {
     /// Returns true if any of these classes has a limited number of engines.
     pub(super) fn counts(&self, mut classes: impl Iterator<Item = u32>) -> bool {
         classes.any(|class| self.free[class as usize].is_some())
-    }
-
-    /// Schedules an event.
-    pub(super) fn come(&mut self, at: f64, what: Event) {
-        self.coming.push(Reverse(Coming { at, what }));
-    }
-
-    /// Time of the next event; infinity if there is none.
-    pub(super) fn due(&self) -> f64 {
-        self.coming.peek().map_or(f64::INFINITY, |Reverse(first)| first.at)
-    }
-
-    /// Removes and returns the next event.
-    pub(super) fn next(&mut self) -> Option<Coming> {
-        self.coming.pop().map(|Reverse(first)| first)
     }
 
     /// Appends a request to the queue.
@@ -201,7 +144,6 @@ mod tests {
             free: vec![Some(1), Some(1), None],
             limited: vec![false; 3],
             any: true,
-            coming: BinaryHeap::new(),
             waiting: Vec::new(),
         };
         let needs = |who: EngineRequest| match who {

@@ -317,37 +317,16 @@ impl<'a> Costs<'a> {
         Ok(Some(part + gather))
     }
 
-    /// Time in which a service receives and answers all requests that it declares.
-    pub(super) fn service(
-        &self,
-        network: &dyn CostModel,
-        role: RoleId,
-        service: u32,
-    ) -> Result<Seconds, NoPath> {
-        let program = &self.plan.programs[role.index()];
-        let service = &program.services[service as usize];
-        let me = self.plan.representative(role);
-        let bytes =
-            |view: &View| Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()));
+    /// Time in which an asynchronous server applies a push of a bucket.
+    pub(super) fn apply(&self, of: Class, bucket: u32) -> Seconds {
+        let program = &self.plan.programs[of.role.index()];
         let servers = self.plan.mesh.servers.max(1);
-        let update = match self.instant {
-            true => Seconds::ZERO,
-            false => (program.buckets.iter())
-                .map(|bucket| {
-                    let roofline = &self.kinds[0].roofline;
-                    roofline.step(program, bucket, StepPhase::Apply, servers.into())
-                })
-                .sum(),
-        };
-        let mut time = Seconds::ZERO;
-        let peers = self.plan.mesh.members(self.plan.group(service.group), me);
-        for peer in peers.into_iter().filter(|&peer| peer != me) {
-            let request =
-                network.message(self.device(peer), self.device(me), bytes(&service.receives))?;
-            let answer =
-                network.message(self.device(me), self.device(peer), bytes(&service.sends))?;
-            time += (request + update + answer) * f64::from(service.requests);
+        match program.buckets.get(bucket as usize).filter(|_| !self.instant) {
+            Some(bucket) => {
+                let roofline = &self.kinds[of.kind].roofline;
+                roofline.step(program, bucket, StepPhase::Apply, servers.into())
+            }
+            None => Seconds::ZERO,
         }
-        Ok(time)
     }
 }

@@ -7,8 +7,10 @@
 //! Times that a lane computes on the way are never before the network's time. An op is posted when
 //! the last op it waits for has ended, and that op ended just now or computes until later.
 
-use super::copy_engines::{Coming, EngineQueue, EngineRequest, Event, computes};
-use super::matching::MatchedOps;
+use super::async_servers::{MeanIteration, Servers};
+use super::copy_engines::{EngineQueue, EngineRequest, computes};
+use super::events::{Coming, Event, Events};
+use super::matching::{MatchKind, MatchedOps};
 use super::network::{Completion, Network, Posting};
 use super::workload::Workload;
 use crate::error::SimError;
@@ -20,6 +22,8 @@ use paceline_plan::program::Section;
 pub(super) struct Times {
     pub(super) start: Vec<f64>,
     pub(super) end: Vec<f64>,
+    /// By job, the mean iteration of one with asynchronous servers.
+    pub(super) means: Vec<Option<MeanIteration>>,
 }
 
 impl Times {
@@ -43,22 +47,28 @@ pub(super) fn run<N: Network>(
         while let Some(lane) = run.ready.pop() {
             while run.advance(lane) {}
         }
-        if let Some(done) = run.net.next(run.engines.due()) {
+        if let Some(done) = run.net.next(run.events.due()) {
             run.arrive(done);
             continue;
         }
-        let Some(Coming { at, what }) = run.engines.next() else { break };
+        let Some(Coming { at, what }) = run.events.next() else { break };
         run.now = at;
         match what {
             Event::Done(class) => run.engines.release(class),
             Event::Wants(who) => run.engines.wait(who),
+            Event::Through(request) | Event::Applied(request) | Event::Arrives(request) => {
+                run.request(what, request);
+            }
+            Event::Repeats(class) => run.repeat(class),
         }
         run.serve();
     }
-    match run.stuck() {
-        Some(number) => Err(load.stuck(number)),
-        None => Ok(Times { start: run.start, end: run.end }),
+    if let Some(number) = run.stuck() {
+        return Err(load.stuck(number));
     }
+    let mut times = Times { start: run.start, end: run.end, means: Vec::new() };
+    run.servers.finish(load, &mut times);
+    Ok(times)
 }
 
 /// No op or no lane.
@@ -85,6 +95,8 @@ struct LaneRun<'a, N> {
     gatherings: Vec<Gathering>,
     /// Copy engines and the queue for them.
     engines: EngineQueue,
+    servers: Servers,
+    events: Events,
     /// Time of the last event.
     now: f64,
     /// Lanes whose head may be able to advance.
@@ -131,6 +143,8 @@ impl<'a, N: Network> LaneRun<'a, N> {
             lanes: Vec::new(),
             gatherings,
             engines: EngineQueue::new(load.classes),
+            servers: Servers::new(load, matches, N::SHARES_LINKS),
+            events: Events::default(),
             now: OPEN,
             ready: Vec::new(),
             done: Vec::new(),
@@ -195,7 +209,7 @@ impl<'a, N: Network> LaneRun<'a, N> {
             return self.lanes[at as usize].open.is_none();
         }
         if self.engines.is_limited(class) && computes(&body.nodes[op.index()].op) {
-            self.engines.come(posted, Event::Wants(EngineRequest::Op(head)));
+            self.events.come(posted, Event::Wants(EngineRequest::Op(head)));
             self.lanes[at as usize].open = Some(1);
             return false;
         }
@@ -221,9 +235,17 @@ impl<'a, N: Network> LaneRun<'a, N> {
             return;
         }
         let start = gathering.ready;
-        let message = self.matches.all[op_match as usize].message && self.engines.any();
-        if message && self.engines.counts(self.ends(op_match)) {
-            self.engines.come(start, Event::Wants(EngineRequest::Message(op_match)));
+        match self.matches.kind(op_match) {
+            MatchKind::Request => self.events.come(start, Event::Arrives(op_match)),
+            MatchKind::Message => self.send(op_match, start, came),
+            MatchKind::Collective => self.begin(op_match, start, came),
+        }
+    }
+
+    /// Starts a message, or has it wait for copy engines.
+    fn send(&mut self, op_match: u32, start: f64, came: u32) {
+        if self.engines.any() && self.engines.counts(self.ends(op_match)) {
+            self.events.come(start, Event::Wants(EngineRequest::Message(op_match)));
         } else {
             self.begin(op_match, start, came);
         }
@@ -246,7 +268,7 @@ impl<'a, N: Network> LaneRun<'a, N> {
 
     /// Handles an end that the network reports.
     fn arrive(&mut self, done: Completion) {
-        let moves = self.engines.any() && self.matches.all[done.op_match as usize].message;
+        let moves = self.engines.any() && self.matches.kind(done.op_match).moves();
         if moves {
             self.now = done.at;
         }
@@ -263,12 +285,16 @@ impl<'a, N: Network> LaneRun<'a, N> {
     /// lane continues with the first match, because a finished rank need not wait for the others.
     fn complete(&mut self, Completion { op_match, op, at }: Completion, came: u32) {
         let number = op as usize;
-        if self.engines.any() && self.matches.all[op_match as usize].message {
+        let kind = self.matches.kind(op_match);
+        if self.engines.any() && kind.moves() {
             let (class, _) = self.load.classes.op(op);
             match at > self.now {
-                true => self.engines.come(at, Event::Done(class)),
+                true => self.events.come(at, Event::Done(class)),
                 false => self.engines.release(class),
             }
+        }
+        if kind == MatchKind::Request {
+            self.events.come(at, Event::Through(op_match));
         }
         let end = at.max(self.start[number]);
         let lane = &mut self.lanes[self.lane[number] as usize];
@@ -312,7 +338,7 @@ impl<'a, N: Network> LaneRun<'a, N> {
                 EngineRequest::Op(number) => {
                     let (class, op) = classes.op(number);
                     let end = self.compute(class, op, self.now);
-                    self.engines.come(end, Event::Done(class));
+                    self.events.come(end, Event::Done(class));
                     let lane = self.lane[number as usize];
                     self.lanes[lane as usize].open = None;
                     self.finish(number, self.now, end, None);
@@ -320,6 +346,51 @@ impl<'a, N: Network> LaneRun<'a, N> {
                 }
             }
         }
+    }
+
+    /// Handles an event of a request to an asynchronous server.
+    fn request(&mut self, what: Event, op_match: u32) {
+        let (load, matches, now) = (self.load, self.matches, self.now);
+        let Some(request) = matches.request(op_match) else { return };
+        let Some(job) = self.servers.job(request.job) else { return };
+        match what {
+            Event::Arrives(_) => job.arrive(request, op_match),
+            Event::Applied(_) => job.applied(request, now),
+            Event::Through(_) => {
+                if let Some(applied) = job.through(request, load, now) {
+                    self.events.come(applied, Event::Applied(op_match));
+                }
+            }
+            Event::Done(_) | Event::Wants(_) | Event::Repeats(_) => {}
+        }
+        let next =
+            |servers: &mut Servers| servers.job(request.job)?.next(request.server, matches, now);
+        while let Some(next) = next(&mut self.servers) {
+            self.send(next, now, NONE);
+        }
+    }
+
+    /// Lets a class run its body again, unless its job has run enough of them.
+    fn repeat(&mut self, class: u32) {
+        let of = self.load.classes.get(class);
+        let ops = of.first as usize..of.first as usize + self.bodies[class as usize].nodes.len();
+        let Some(job) = self.servers.job(of.job) else { return };
+        if !job.repeat(class, self.now, &self.start[ops.clone()], &self.end[ops.clone()]) {
+            return;
+        }
+        self.start[ops.clone()].fill(OPEN);
+        self.end[ops.clone()].fill(OPEN);
+        for op in ops.rev() {
+            for &op_match in self.matches.of(op as u32) {
+                let missing = self.matches.all[op_match as usize].expected;
+                self.gatherings[op_match as usize] = Gathering { missing, ready: 0.0 };
+            }
+            // The first op of a lane is the last to be seen.
+            let lane = &mut self.lanes[self.lane[op] as usize];
+            (lane.head, lane.free) = (op as u32, self.now);
+        }
+        let lanes = self.lanes.iter().enumerate().filter(|(_, lane)| lane.class == class);
+        self.ready.extend(lanes.map(|(lane, _)| lane as u32).rev());
     }
 
     /// Ends an op: its lane continues from `free`, or else from the end, and the lanes that wait
@@ -332,6 +403,13 @@ impl<'a, N: Network> LaneRun<'a, N> {
         lane.free = free.unwrap_or(end);
         lane.met = (0.0, OPEN);
         lane.head = self.next[number];
+        let class = lane.class;
+        if self.servers.any()
+            && let Some(job) = self.servers.job(self.load.classes.get(class).job)
+            && let Some(over) = job.end_op(class, end)
+        {
+            self.events.come(over, Event::Repeats(class));
+        }
         let mut waiter = std::mem::replace(&mut self.waiter[number], NONE);
         while waiter != NONE {
             self.ready.push(waiter);
@@ -341,7 +419,8 @@ impl<'a, N: Network> LaneRun<'a, N> {
 
     /// Op that never ends and blocks others; preferably one that was posted and has no match.
     fn stuck(&self) -> Option<u32> {
-        let heads = || self.lanes.iter().filter(|lane| lane.head != NONE);
+        let over = |lane: &&LaneState| self.servers.is_over(self.load.classes.get(lane.class).job);
+        let heads = || self.lanes.iter().filter(|lane| lane.head != NONE && !over(lane));
         let first = heads().find(|lane| lane.open.is_some()).or_else(|| heads().next());
         first.map(|lane| lane.head)
     }

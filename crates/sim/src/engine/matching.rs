@@ -17,13 +17,32 @@ use std::collections::BTreeMap;
 /// Ops that start together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpMatch {
-    /// True for a message, which copy engines move; false for a collective.
-    pub(super) message: bool,
+    kind: MatchKind,
     /// Number of ops that must be posted; larger than `len` if some have no counterpart.
     pub(super) expected: u32,
     /// Offset of its ops in [`MatchedOps::ops`].
     start: u32,
     len: u32,
+}
+
+/// Kind of an op match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MatchKind {
+    /// Message between ranks.
+    Message,
+    /// Message with an asynchronous server, whose side is no op.
+    Request,
+    Collective,
+}
+
+impl MatchKind {
+    /// Returns true for messages, which copy engines move.
+    pub(super) fn moves(self) -> bool {
+        match self {
+            Self::Message | Self::Request => true,
+            Self::Collective => false,
+        }
+    }
 }
 
 /// All op matches of the bodies of all roles.
@@ -36,9 +55,26 @@ pub(crate) struct MatchedOps {
     first: Vec<u32>,
     /// Op matches, one op after another.
     joined: Vec<u32>,
+    /// Messages with asynchronous servers, by op match.
+    requests: BTreeMap<u32, Request>,
 }
 
 impl MatchedOps {
+    /// Kind of an op match.
+    pub(super) fn kind(&self, op_match: u32) -> MatchKind {
+        self.all[op_match as usize].kind
+    }
+
+    /// Message with an asynchronous server, by its op match.
+    pub(super) fn request(&self, op_match: u32) -> Option<&Request> {
+        self.requests.get(&op_match)
+    }
+
+    /// All messages with asynchronous servers.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.requests.values()
+    }
+
     /// Ops of an op match.
     pub(crate) fn ops(&self, op_match: u32) -> &[u32] {
         let &OpMatch { start, len, .. } = &self.all[op_match as usize];
@@ -62,10 +98,10 @@ impl MatchedOps {
     }
 
     /// Adds an op match for which `expected` ops must be posted.
-    fn push(&mut self, ops: &[u32], expected: u32, message: bool) {
+    fn push(&mut self, ops: &[u32], expected: u32, kind: MatchKind) {
         let start = self.ops.len() as u32;
         self.ops.extend_from_slice(ops);
-        self.all.push(OpMatch { message, expected, start, len: ops.len() as u32 });
+        self.all.push(OpMatch { kind, expected, start, len: ops.len() as u32 });
     }
 
     /// Builds the list of each op's matches once all are known.
@@ -99,11 +135,8 @@ pub(super) trait Wires {
     /// Records a collective of these classes, each with its op, by the first rank of its group.
     fn collective(&mut self, first: Rank, members: &[(u32, OpId)]) -> Result<(), SimError>;
 
-    /// Records a message with an asynchronous server.
-    fn request(&mut self, class: u32, op: OpId, message: Request) -> Result<(), SimError>;
-
-    /// Records the op by which an asynchronous server answers.
-    fn serve(&mut self, class: u32, op: OpId, service: u32) -> Result<(), SimError>;
+    /// Records a message with an asynchronous server, by the replica's op.
+    fn request(&mut self, op: OpId, request: &Request) -> Result<(), SimError>;
 
     /// Records an op without counterpart, whose exchange never starts.
     fn never(&mut self);
@@ -118,10 +151,17 @@ pub(super) struct Pair<'a> {
 }
 
 /// Message with an asynchronous server.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Request {
+    pub(super) job: usize,
+    /// Class of the replica.
+    pub(super) class: u32,
     /// Index of the server.
     pub(super) server: u32,
+    /// Channel, which is the index of the bucket.
+    pub(super) channel: u16,
+    /// True if the replica sends.
+    pub(super) pushes: bool,
     /// Bytes of the message, as its rank's view.
     pub(super) view: paceline_plan::program::View,
 }
@@ -165,14 +205,14 @@ impl<W: Wires> Finder<'_, '_, W> {
             let role = load.classes.get(class).role;
             self.messages(plan, class, &sends[role.index()], &recvs)?;
             self.collectives(plan, class, &of_role)?;
-            self.services(plan, class)?;
+            self.requests(plan, class)?;
         }
         Ok(())
     }
 
-    fn push(&mut self, ops: &[u32], message: bool) {
+    fn push(&mut self, ops: &[u32], kind: MatchKind) {
         ops.iter().for_each(|&op| self.met[op as usize] = true);
-        self.found.push(ops, ops.len() as u32, message);
+        self.found.push(ops, ops.len() as u32, kind);
     }
 
     /// Pairs the sends of a class with the receives of their addressees.
@@ -203,7 +243,7 @@ impl<W: Wires> Finder<'_, '_, W> {
                     ops.clear();
                     self.wires.message(&pair, &mut ops)?;
                     if !ops.is_empty() {
-                        self.push(&ops, true);
+                        self.push(&ops, MatchKind::Message);
                     }
                 }
             }
@@ -244,29 +284,23 @@ impl<W: Wires> Finder<'_, '_, W> {
                     self.wires.collective(first, &members)?;
                     ops.clear();
                     ops.extend(members.iter().map(|&(class, op)| classes.number(class, op)));
-                    self.push(&ops, false);
+                    self.push(&ops, MatchKind::Collective);
                 }
             }
         }
         Ok(())
     }
 
-    /// Adds requests, which wait for no counterpart op, and the ops that answer them.
-    fn services(&mut self, plan: &Plan, class: u32) -> Result<(), SimError> {
-        let role = self.load.classes.get(class).role;
+    /// Adds the messages of a class with asynchronous servers, which wait for no counterpart op.
+    fn requests(&mut self, plan: &Plan, class: u32) -> Result<(), SimError> {
+        let Class { role, job, .. } = self.load.classes.get(class);
         for (index, node) in plan.programs[role.index()].body.nodes.iter().enumerate() {
             let op = OpId::from(index);
-            let message = match node.op {
-                Op::Send { to: peer, view, .. } | Op::Recv { from: peer, view, .. } => {
-                    let Some(server) = answering(plan, peer) else { continue };
-                    self.wires.request(class, op, Request { server, view })?;
-                    true
-                }
-                Op::Serve { service } => {
-                    self.wires.serve(class, op, service)?;
-                    false
-                }
-                Op::Load { .. }
+            let (peer, channel, view, pushes) = match node.op {
+                Op::Send { to, channel, view, .. } => (to, channel, view, true),
+                Op::Recv { from, channel, view, .. } => (from, channel, view, false),
+                Op::Serve { .. }
+                | Op::Load { .. }
                 | Op::Compute { .. }
                 | Op::Collective { .. }
                 | Op::Accumulate { .. }
@@ -275,7 +309,11 @@ impl<W: Wires> Finder<'_, '_, W> {
                 | Op::Restore { .. }
                 | Op::Free { .. } => continue,
             };
-            self.push(&[self.load.classes.number(class, op)], message);
+            let Some(server) = answering(plan, peer) else { continue };
+            let request = Request { job, class, server, channel, pushes, view };
+            self.wires.request(op, &request)?;
+            self.found.requests.insert(self.found.all.len() as u32, request);
+            self.push(&[self.load.classes.number(class, op)], MatchKind::Request);
         }
         Ok(())
     }
@@ -285,10 +323,20 @@ impl<W: Wires> Finder<'_, '_, W> {
         let mut number = 0;
         for class in 0..self.load.classes.len() as u32 {
             for node in &self.load.program(class).body.nodes {
-                let message = matches!(node.op, Op::Send { .. } | Op::Recv { .. });
-                let exchange = message || matches!(node.op, Op::Collective { .. });
-                if exchange && !self.met[number as usize] {
-                    self.found.push(&[number], 2, message);
+                let kind = match node.op {
+                    Op::Send { .. } | Op::Recv { .. } => Some(MatchKind::Message),
+                    Op::Collective { .. } => Some(MatchKind::Collective),
+                    Op::Load { .. }
+                    | Op::Compute { .. }
+                    | Op::Accumulate { .. }
+                    | Op::Step { .. }
+                    | Op::Stash { .. }
+                    | Op::Restore { .. }
+                    | Op::Free { .. }
+                    | Op::Serve { .. } => None,
+                };
+                if let Some(kind) = kind.filter(|_| !self.met[number as usize]) {
+                    self.found.push(&[number], 2, kind);
                     self.wires.never();
                 }
                 number += 1;

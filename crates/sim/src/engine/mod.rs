@@ -27,6 +27,7 @@ mod closed_form;
 mod contention;
 mod copy_engines;
 mod costs;
+mod events;
 mod exchange_cost;
 mod flow;
 mod interference;

@@ -2,6 +2,9 @@
 
 /// Network that carries the exchanges of a workload, each known by its op match.
 pub(crate) trait Network {
+    /// True if exchanges in flight share links; false if each takes the time that it takes alone.
+    const SHARES_LINKS: bool;
+
     /// Starts an exchange, all of whose ops are ready at time `at`, which is not before the last
     /// end that [`Self::next`] returned. Ends that no other traffic can change may be answered at
     /// once.

@@ -5,6 +5,7 @@
 //! iteration time. Ranks are in different iterations at the same time; times of each rank are
 //! relative to the start of its own iteration.
 
+use super::async_servers::has_servers;
 use super::lanes::Times;
 use super::timeline::Timeline;
 use paceline_plan::ids::{LaneId, Microbatch, OpId};
@@ -19,14 +20,14 @@ pub(crate) struct Unrolled {
 
 impl Unrolled {
     /// Unrolls iterations of a plan if they overlap, or else `iterations` of them if these are
-    /// several.
+    /// several. Asynchronous replicas repeat their bodies anyway.
     pub(crate) fn of(plan: &Plan, iterations: u32) -> Option<Self> {
         // The pipeline is full after as many iterations as its first rank runs ahead. Iterations
         // are equal only once the slowest stage has set the pace everywhere.
         let overlapping = plan.programs.iter().any(|program| !program.in_flight.is_empty());
         let least = if overlapping { 2 * plan.iterations_ahead() + 6 } else { 1 };
         let iterations = iterations.max(least);
-        if iterations < 2 {
+        if iterations < 2 || has_servers(plan) {
             return None;
         }
         let mut long = plan.clone();
@@ -66,7 +67,7 @@ impl Unrolled {
                 end[number] = until - begun;
             }
         }
-        let mut timeline = Timeline::new(plan, classes, Times { start, end });
+        let mut timeline = Timeline::new(plan, classes, Times { start, end, means: Vec::new() });
         timeline.cut(period);
         timeline
     }

@@ -1,9 +1,11 @@
 //! Start and end times of all ops.
 
+use super::async_servers::MeanIteration;
 use super::classes::Classes;
 use super::lanes::Times;
 use paceline_plan::ids::{OpId, RoleId};
 use paceline_plan::program::{Op, Plan};
+use paceline_plan::staleness::Staleness;
 use paceline_plan::units::Seconds;
 
 /// Start and end of every op of every rank class.
@@ -17,11 +19,18 @@ pub(crate) struct Timeline {
     end: Vec<f64>,
     /// Representative class of each role.
     representatives: Vec<u32>,
+    /// Mean iteration, with asynchronous servers.
+    mean: Option<MeanIteration>,
+    /// Time at which the next iteration begins, if that is not when the last op ends.
+    period: Option<f64>,
 }
 
 impl Timeline {
-    pub(super) fn new(plan: &Plan, classes: Classes, Times { start, end }: Times) -> Self {
-        let mut timeline = Self { classes, start, end, representatives: Vec::new() };
+    pub(super) fn new(plan: &Plan, classes: Classes, times: Times) -> Self {
+        let Times { start, end, means } = times;
+        let mean = means.into_iter().next().flatten();
+        let representatives = Vec::new();
+        let mut timeline = Self { classes, start, end, representatives, mean, period: None };
         let mut told: Vec<Option<(u32, (f64, f64))>> = vec![None; plan.programs.len()];
         for class in 0..timeline.classes.len() as u32 {
             let role = timeline.classes.get(class).role;
@@ -69,7 +78,8 @@ impl Timeline {
             times[first..][..own.ops as usize].iter().map(|time| time - from).collect()
         };
         let (start, end) = (cut(&times.start), cut(&times.end));
-        Self::new(plan, own, Times { start, end })
+        let means = times.means.get(job).cloned().into_iter().collect();
+        Self::new(plan, own, Times { start, end, means })
     }
 
     /// Extracts the rank classes.
@@ -98,14 +108,27 @@ impl Timeline {
         (self.start[number as usize], self.end[number as usize])
     }
 
-    /// Clamps all times to `at`: anything later belongs to the next iteration.
+    /// Mean iteration, with asynchronous servers.
+    pub(super) fn mean(&self) -> Option<&MeanIteration> {
+        self.mean.as_ref()
+    }
+
+    /// Staleness of the gradients that asynchronous servers applied.
+    pub(crate) fn staleness(&self) -> Option<Staleness> {
+        self.mean.as_ref()?.staleness
+    }
+
+    /// Ends the iteration at `at` and clamps all times: anything later belongs to the next one.
     pub(super) fn cut(&mut self, at: f64) {
+        self.period = Some(self.period.map_or(at, |period| period.min(at)));
         let times = self.start.iter_mut().chain(&mut self.end);
         times.for_each(|time| *time = time.min(at));
     }
 
-    /// End of the last op.
+    /// End of the iteration: of its last op, or the mean over asynchronous replicas.
     pub(crate) fn end(&self) -> Seconds {
-        Seconds(self.end.iter().copied().fold(0.0, f64::max))
+        let mean = self.mean.as_ref().map(|mean| mean.time);
+        let last = || self.end.iter().copied().fold(0.0, f64::max);
+        Seconds(self.period.or(mean).unwrap_or_else(last))
     }
 }

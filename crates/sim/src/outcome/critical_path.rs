@@ -118,8 +118,11 @@ impl<'a> Walk<'a> {
     fn back(&self) -> Vec<PathStep> {
         let end = self.timeline.end().0;
         let mut steps = Vec::new();
-        let last = (0..self.before.len() as u32).find(|&op| self.end(op) == end);
-        let mut next = last.map(|op| Release { op, at: end });
+        let ends = (0..self.before.len() as u32).map(|op| Release { op, at: self.end(op) });
+        let mut next = ends.reduce(|last, other| if other.at > last.at { other } else { last });
+        // A mean iteration may last longer than the one that is shown.
+        let reached = next.map_or(0.0, |release| release.at);
+        push(&mut steps, PathStep { op: None, start: Seconds(reached), end: Seconds(end) });
         // Each op is visited at most once for each of its matches.
         let mut left = self.before.len() + self.matches.joins() + 1;
         while let Some(release) = next.filter(|_| left > 0) {

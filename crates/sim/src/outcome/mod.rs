@@ -24,6 +24,7 @@ use crate::jobs::Placement;
 use crate::uncertainty::{ErrorBand, error_band};
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::{ComputePass, Memory, Op, Plan};
+use paceline_plan::staleness::Staleness;
 use paceline_plan::trace::Trace;
 use paceline_plan::units::{Bytes, Flops, Seconds};
 use serde::Serialize;
@@ -65,6 +66,9 @@ pub struct Outcome {
     pub tokens_per_s_per_device: f64,
     /// Ops of the slowest rank by kind, longest first.
     pub ops: Vec<OpStat>,
+    /// Staleness of gradients over the simulated iterations, with asynchronous servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub staleness: Option<Staleness>,
     /// Statistics of every role, from its representative rank.
     pub roles: Vec<RoleStats>,
     /// Slowest rank, which sets the pace.
@@ -162,6 +166,7 @@ pub(crate) fn outcome(
         mfu: over(model_flops(plan).0) / peaks,
         tokens_per_s_per_device: over(plan.strategy.tokens() as f64) / devices,
         ops,
+        staleness: timeline.staleness(),
         roles: roles.collect(),
         slowest: rank_groups::slowest(
             cluster,

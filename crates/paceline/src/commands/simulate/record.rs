@@ -2,6 +2,7 @@
 
 use crate::estimate::{Estimate, FailureEstimate};
 use crate::output::Subject;
+use paceline_plan::staleness::Staleness;
 use paceline_sim::training::TrainingCost;
 use paceline_sim::{
     Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart, RankGroup, Slowest,
@@ -28,6 +29,9 @@ pub(super) struct Record<'a> {
     fits: bool,
     mfu: f64,
     tokens_per_s_per_device: f64,
+    /// Updates that gradients miss, with asynchronous servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    staleness: Option<Staleness>,
     /// The rank that determines the iteration time.
     slowest: &'a Slowest,
     ops: Vec<Op<'a>>,
@@ -62,6 +66,7 @@ impl<'a> Record<'a> {
             fits: outcome.fits,
             mfu: outcome.mfu,
             tokens_per_s_per_device: outcome.tokens_per_s_per_device,
+            staleness: outcome.staleness,
             slowest: &outcome.slowest,
             ops: outcome.ops.iter().map(Op::from).collect(),
             rank_groups: outcome.rank_groups.iter().map(Unequal::from).collect(),

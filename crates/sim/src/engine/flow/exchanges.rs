@@ -1,6 +1,7 @@
 //! Exchanges of a plan's ranks: every communicating group and pair, once.
 
 use crate::cluster::Cluster;
+use crate::engine::async_servers::has_servers;
 use crate::engine::classes::{Classes, names_ranks, ranks_of_role};
 use crate::engine::copy_engines::sends_within_roles;
 use crate::engine::matching::answering;
@@ -100,8 +101,10 @@ impl<'a> Exchanges<'a> {
     pub(in crate::engine) fn fold(&self, folding: Folding) -> Result<Folded, FlowError> {
         let cluster = self.traffic.cluster();
         let counted = cluster.kinds().any(|device| device.copy_engines.is_some());
-        let named =
-            |job: &Load<'_>| names_ranks(job.plan) || counted && sends_within_roles(job.plan);
+        let named = |job: &Load<'_>| {
+            let plan = job.plan;
+            names_ranks(plan) || has_servers(plan) || counted && sends_within_roles(plan)
+        };
         let folding = if self.jobs.iter().any(named) { Folding::Off } else { folding };
         let mut ranks: Vec<(Rank, usize, RoleId)> = Vec::new();
         for (job, load) in self.jobs.iter().enumerate() {

@@ -24,7 +24,7 @@ use crate::cluster::Cluster;
 use crate::error::SimError;
 use crate::network::flow::{Ended, Folded, Folding, MaxMin, Stepped};
 use exchanges::Exchanges;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use wires::{Kind, Party, Postings};
 
 /// Jobs whose traffic has been folded.
@@ -69,8 +69,6 @@ pub(super) struct FlowNetwork<'a> {
     postings: &'a Postings,
     /// By op match: the unexposed rest that follows it, until it is in flight.
     rests: Vec<Option<u32>>,
-    /// By server: number of unanswered requests, and answering ops that wait for them.
-    services: BTreeMap<(usize, u32), (u32, Vec<Completion>)>,
     /// Ends to be reported, in time order.
     ended: VecDeque<Completion>,
 }
@@ -87,22 +85,19 @@ impl<'a> FlowNetwork<'a> {
         });
         let rest = |kind: &Kind| match kind {
             Kind::Exchange { rest, .. } => *rest,
-            Kind::Serve { .. } | Kind::Never => None,
+            Kind::Never => None,
         };
-        let services = postings.requests.iter();
         Self {
             steps,
             postings,
             rests: postings.all.iter().map(rest).collect(),
-            services: services.map(|(&server, &open)| (server, (open, Vec::new()))).collect(),
             ended: VecDeque::new(),
         }
     }
 
     /// Handles the end of one party of an exchange.
     fn end(&mut self, Ended { tag, party, at }: Ended) {
-        let Some(&Kind::Exchange { exchange, first, server, .. }) =
-            self.postings.all.get(tag as usize)
+        let Some(&Kind::Exchange { exchange, first, .. }) = self.postings.all.get(tag as usize)
         else {
             return;
         };
@@ -114,30 +109,17 @@ impl<'a> FlowNetwork<'a> {
             return;
         }
         self.ended.push_back(Completion { op_match: tag, op, at: at + copies });
-        let service = server.and_then(|server| self.services.get_mut(&server));
-        if let Some((open, waiting)) = service {
-            *open -= 1;
-            if *open == 0 {
-                self.ended.extend(waiting.drain(..).map(|end| Completion { at, ..end }));
-            }
-        }
     }
 }
 
 impl Network for FlowNetwork<'_> {
-    fn post(&mut self, posting: Posting<'_>, at: f64, done: &mut Vec<Completion>) {
-        let Posting { op_match, ops } = posting;
+    const SHARES_LINKS: bool = true;
+
+    fn post(&mut self, posting: Posting<'_>, at: f64, _: &mut Vec<Completion>) {
+        let op_match = posting.op_match;
         match self.postings.all[op_match as usize] {
             Kind::Exchange { exchange, table, .. } => {
                 self.steps.post(exchange, table, op_match, at);
-            }
-            // A server answers until the last request has finished.
-            Kind::Serve { server } => {
-                let ends = ops.iter().map(|&op| Completion { op_match, op, at });
-                match self.services.get_mut(&server).filter(|(open, _)| *open > 0) {
-                    Some((_, waiting)) => waiting.extend(ends),
-                    None => done.extend(ends),
-                }
             }
             Kind::Never => {}
         }

@@ -18,8 +18,6 @@ pub(in crate::engine) struct Postings {
     pub(super) tables: Vec<Vec<f64>>,
     /// Parties of the exchanges, one exchange after another.
     pub(super) parties: Vec<Party>,
-    /// Number of requests to each asynchronous server of each job.
-    pub(super) requests: BTreeMap<(usize, u32), u32>,
 }
 
 /// Network traffic of an op match.
@@ -35,13 +33,6 @@ pub(super) enum Kind {
         rest: Option<u32>,
         /// Offset of its parties.
         first: u32,
-        /// Job and index of the server that receives or answers the request, if any.
-        server: Option<(usize, u32)>,
-    },
-    /// Answers to all requests of a server.
-    Serve {
-        /// Job and index of the server.
-        server: (usize, u32),
     },
     /// Exchange without counterpart.
     Never,
@@ -106,8 +97,7 @@ impl Recorder<'_> {
         }
         let table = self.table(exchange, vector, share);
         let rest = (share < 1.0).then(|| self.table(exchange, vector, 1.0 - share));
-        let (first, server) = (first as u32, None);
-        self.found.all.push(Kind::Exchange { exchange: class, table, rest, first, server });
+        self.found.all.push(Kind::Exchange { exchange: class, table, rest, first: first as u32 });
         true
     }
 
@@ -196,9 +186,9 @@ impl Wires for Recorder<'_> {
         Ok(())
     }
 
-    fn request(&mut self, class: u32, op: OpId, request: Request) -> Result<(), SimError> {
+    fn request(&mut self, op: OpId, request: &Request) -> Result<(), SimError> {
+        let class = request.class;
         let Class { job, role, rank, .. } = self.load.classes.get(class);
-        let server = (job, request.server);
         let found = match self.exchanges.part(job, role, op) {
             OpComm::Request { mark, bytes } => {
                 self.exchanges.find(mark, rank).map(|exchange| (exchange, bytes))
@@ -211,17 +201,7 @@ impl Wires for Recorder<'_> {
         });
         if !pushed {
             self.never();
-        } else if let Some(Kind::Exchange { server: answers, .. }) = self.found.all.last_mut() {
-            *answers = Some(server);
-            *self.found.requests.entry(server).or_default() += 1;
         }
-        Ok(())
-    }
-
-    fn serve(&mut self, class: u32, _: OpId, _: u32) -> Result<(), SimError> {
-        let Class { job, role, .. } = self.load.classes.get(class);
-        let server = role.0 - self.load.job(class).plan.mesh.pp;
-        self.found.all.push(Kind::Serve { server: (job, server) });
         Ok(())
     }
 
