@@ -8,6 +8,7 @@ mod cli {
     mod json;
     mod json_page;
     mod log;
+    mod pages;
     mod processes;
     mod recovery;
     mod runs;

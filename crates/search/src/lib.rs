@@ -70,13 +70,13 @@ pub fn search(
         considered += 1;
         let Ok(plan) = lower_on(request.model, strategy, &fabric) else { continue };
         let Ok(outcome) = simulate(&plan, request.cluster, &request.options) else { continue };
-        let (seconds, bytes, fits) = (outcome.iteration.0, outcome.peak_bytes.0, outcome.fits);
+        let (seconds, bytes, fits) = (outcome.iteration.0, outcome.peak_bytes.0, outcome.fit.fits);
         tracing::debug!(target: "search", considered, seconds, bytes, fits, "simulated");
         found.push(Candidate {
             strategy: strategy.clone(),
             iteration: outcome.iteration,
             peak_bytes: outcome.peak_bytes,
-            fits: outcome.fits,
+            fits: outcome.fit.fits,
         });
     }
     found.sort_by(|a, b| {

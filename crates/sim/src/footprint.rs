@@ -5,12 +5,13 @@
 //! allocator holds only live tensors. The two differ if stages are busy at different times, if the
 //! software saves more or less than the plan, and if an allocator reserves more than it hands out.
 
+use crate::cluster::Device;
 use crate::profile::{Attention, Kernels, Profile};
 use paceline_plan::DType;
 use paceline_plan::graph::{LinearRole, OpKind, OpPass};
 use paceline_plan::ids::RoleId;
 use paceline_plan::program::{
-    Access, Buffer, ComputePass, LocalOp, MemoryKind, Op, Plan, Program, Template,
+    Access, Buffer, ComputePass, LocalOp, MemoryKind, Op, Plan, Program, Segment, Template,
 };
 use paceline_plan::strategy::Recompute;
 use paceline_plan::units::Bytes;
@@ -23,7 +24,7 @@ use std::collections::BTreeSet;
 /// loss's. Full gradients that exist only until they are reduced count when they exist: those of
 /// blocks or the head with their pass, the embedding's not at all, because by then all activations
 /// are freed. The sum is multiplied by [`Profile::allocator_overhead`].
-pub fn footprint(plan: &Plan, role: RoleId, profile: &Profile) -> Bytes {
+pub fn footprint(plan: &Plan, role: RoleId, profile: &Profile, device: &Device) -> Bytes {
     let program = &plan.programs[role.index()];
     let frames = Frames::new(plan, program, profile);
     let of = |kind: MemoryKind| program.memory.of(kind).as_f64();
@@ -33,7 +34,7 @@ pub fn footprint(plan: &Plan, role: RoleId, profile: &Profile) -> Bytes {
         + of(MemoryKind::Optimizer)
         + of(MemoryKind::Communication)
         - transient.iter().sum::<f64>()
-        + cast_weights(plan, program, profile);
+        + cast_weights(plan, program, profile, device);
     let planned: f64 =
         (program.frames.iter().flatten()).map(|&id| program.buffer(id).extent().as_f64()).sum();
     let pass = (of(MemoryKind::Activations) - planned).max(0.0);
@@ -70,21 +71,15 @@ impl Frames {
     /// Peak of live bytes: a microbatch's activations live from the first computation that writes
     /// them until they are freed.
     fn peak(&self, program: &Program, plan: &Plan) -> f64 {
+        let of_segment: Vec<Vec<usize>> =
+            (program.segments.iter()).map(|segment| self.written(segment, plan)).collect();
         let mut alive = BTreeSet::new();
         let (mut now, mut peak) = (0.0f64, 0.0f64);
         for node in &program.body.nodes {
             match node.op {
                 Op::Compute { segment, microbatch, .. } => {
-                    let segment = program.segment(segment);
-                    let template = &plan.templates[segment.template as usize];
-                    let forward = template.pass == ComputePass::Forward;
-                    for (operand, view) in template.operands.iter().zip(&segment.operands) {
-                        // Received data is live from its first reader on.
-                        let written = forward || operand.access == Access::Write;
-                        let frame = self.of[view.buffer.index()].filter(|_| written);
-                        if let Some(frame) = frame
-                            && alive.insert((frame, microbatch))
-                        {
+                    for &frame in &of_segment[segment.index()] {
+                        if alive.insert((frame, microbatch)) {
                             now += self.bytes[frame];
                             peak = peak.max(now);
                         }
@@ -107,6 +102,17 @@ impl Frames {
             }
         }
         peak
+    }
+
+    /// Frames whose activations a segment writes, each once. Received data is live from its first
+    /// reader on.
+    fn written(&self, segment: &Segment, plan: &Plan) -> Vec<usize> {
+        let template = &plan.templates[segment.template as usize];
+        let forward = template.pass == ComputePass::Forward;
+        let operands = template.operands.iter().zip(&segment.operands);
+        let written = operands.filter(|(operand, _)| forward || operand.access == Access::Write);
+        let frames = written.filter_map(|(_, view)| self.of[view.buffer.index()]);
+        frames.collect::<BTreeSet<_>>().into_iter().collect()
     }
 }
 
@@ -264,17 +270,25 @@ fn loss(plan: &Plan, program: &Program, profile: &Profile) -> f64 {
     of_segment.sum::<f64>() * (live - 2.0) * size / 2.0
 }
 
-/// Bytes of fp8 weight copies retained for all microbatches: one byte for each orientation.
-fn cast_weights(plan: &Plan, program: &Program, profile: &Profile) -> f64 {
+/// Bytes of fp8 weights beyond the plan's weights of the activation dtype: a byte for each
+/// orientation that GEMMs read. Before Blackwell, fp8 units read operands in one orientation only.
+/// Negative if the fp8 weights replace those of the activation dtype.
+fn cast_weights(plan: &Plan, program: &Program, profile: &Profile, device: &Device) -> f64 {
     if plan.strategy.dtype != DType::Fp8 || !profile.casts.weights_once {
         return 0.0;
     }
-    program.memory.of(MemoryKind::Parameters).as_f64()
+    let weights = program.memory.of(MemoryKind::Parameters).as_f64();
+    match (profile.fp8_weights, device.has_fifth_generation_units()) {
+        (false, _) => weights,
+        (true, false) => 0.0,
+        (true, true) => -0.5 * weights,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::preset;
     use crate::profile::Loss;
     use paceline_plan::lower::lower;
     use paceline_plan::model::built_in;
@@ -291,7 +305,7 @@ mod tests {
     }
 
     fn bytes(plan: &Plan, profile: &Profile) -> u64 {
-        footprint(plan, RoleId(0), profile).0
+        footprint(plan, RoleId(0), profile, &preset::get("dgx-h100").unwrap().device).0
     }
 
     /// With a single microbatch in flight and no additions, the footprint equals the arena, except

@@ -20,6 +20,7 @@ pub mod cluster;
 pub mod compute;
 mod engine;
 mod error;
+mod fit;
 mod footprint;
 mod jobs;
 pub mod network;
@@ -31,6 +32,7 @@ pub mod training;
 mod uncertainty;
 
 pub use error::SimError;
+pub use fit::{Fit, fit};
 pub use footprint::footprint;
 pub use jobs::{Job, Placement, simulate_jobs};
 pub use network::NetworkKind;
@@ -39,7 +41,7 @@ pub use outcome::{
     PathPart, PathStep, RankGroup, RoleStats, Slowest,
 };
 pub use profile::{Attention, Casts, Kernels, Library, Loss, Profile};
-pub use uncertainty::{ErrorBand, error_band, quantile};
+pub use uncertainty::{ErrorBand, Family, error_band, quantile};
 
 use cluster::Cluster;
 use paceline_plan::ids::Rank;
@@ -54,6 +56,8 @@ pub struct Options {
     pub profile: Profile,
     /// Network model. The flow network executes the collective steps given by the plan.
     pub network: NetworkKind,
+    /// Memory of every device that stays free; by default the profile's.
+    pub memory_headroom: Option<Bytes>,
     /// True to trace every op of one rank of each role.
     pub trace: bool,
     /// True to compute critical path, limits, link utilisation and memory over time. This takes a

@@ -7,7 +7,7 @@
 //! Byte counts come from the software's public sources: reads and writes of each expression of a
 //! loss, a norm or an optimizer. `docs/validation.md` gives the sources.
 
-use paceline_plan::units::Seconds;
+use paceline_plan::units::{Bytes, Seconds};
 use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
@@ -74,7 +74,17 @@ pub struct Profile {
     /// Bytes that the software reserves on the device per byte held: a caching allocator rounds
     /// sizes up and retains fragments. 1 if the reported bytes are those held.
     pub allocator_overhead: f64,
+    /// True if the weights of fp8 GEMMs are stored and gathered in fp8 only; the optimizer has
+    /// their f32 masters. Otherwise casts are kept beside them.
+    pub fp8_weights: bool,
+    /// Memory of a device that tensors cannot use: the driver's context, kernels, workspaces of
+    /// libraries and buffers of communicators. At most a thirty-second part of the memory.
+    pub memory_headroom: Bytes,
 }
+
+/// Estimate: about 0.5 GiB of context and kernels, and as much for each of the two or three
+/// communicators of a large job (`NCCL_BUFFSIZE` of 4 MiB for every channel and peer).
+const HEADROOM: Bytes = Bytes(2 << 30);
 
 /// Attention implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -255,6 +265,8 @@ impl Profile {
         library: Library::Nccl,
         cpu_launch_time: Seconds::ZERO,
         allocator_overhead: 1.0,
+        fp8_weights: false,
+        memory_headroom: HEADROOM,
     };
 
     /// [`Profile::MODERN`] with 2:4 sparse weights.
@@ -303,13 +315,15 @@ impl Profile {
     };
 
     /// Megatron Core as NVIDIA's Megatron Bridge configures it for speed: fused loss and
-    /// permutations, forced even routing, and CUDA graphs that remove host launch time.
+    /// permutations, forced even routing, and CUDA graphs that remove host launch time. Its mixed
+    /// precisions set `fp8_param_gather`: weights are stored in fp8.
     pub const MEGATRON_BRIDGE: Self = Self {
         name: "megatron-bridge",
         fused_permutation: true,
         expert_spread: 0.0,
         loss: Loss::FUSED,
         cpu_launch_time: Seconds::ZERO,
+        fp8_weights: true,
         ..Self::MEGATRON_CORE
     };
 
@@ -359,6 +373,28 @@ impl Profile {
     ];
 }
 
+impl Profile {
+    /// Profile of the software that a table names, with or without its release:
+    /// "megatron-bridge-26.04". `None` if no profile describes it.
+    pub fn of_software(name: &str) -> Option<Self> {
+        let known = SOFTWARE.iter().find(|(known, _)| {
+            let release = name.strip_prefix(known).and_then(|rest| rest.strip_prefix('-'));
+            let is_release = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '.');
+            name == *known || release.is_some_and(is_release)
+        });
+        known.map(|&(_, profile)| profile).or_else(|| name.parse().ok())
+    }
+}
+
+/// Software of measured runs by the names of `validation/`, beside the profiles' own names.
+const SOFTWARE: [(&str, Profile); 5] = [
+    ("megatron-lm-2021", Profile::MEGATRON_2021),
+    ("megatron-bridge", Profile::MEGATRON_BRIDGE),
+    ("torchtitan-eager", Profile::TORCHTITAN_EAGER),
+    ("torchtitan-compile-2024", Profile::TORCHTITAN_2024),
+    ("torchtitan-compile", Profile::TORCHTITAN),
+];
+
 impl Default for Profile {
     fn default() -> Self {
         Self::MODERN
@@ -395,6 +431,18 @@ mod tests {
         assert!(told.starts_with(
             "'megatron' is not a known software profile; known are: modern, modern-sparse, "
         ));
+    }
+
+    #[test]
+    fn software_is_named_with_or_without_its_release() {
+        let name = |software: &str| Profile::of_software(software).map(|profile| profile.name);
+        assert_eq!(name("megatron-bridge-26.04"), Some("megatron-bridge"));
+        assert_eq!(name("torchtitan-compile-2024"), Some("torchtitan-2024"));
+        assert_eq!(name("torchtitan-compile-2025"), Some("torchtitan"));
+        assert_eq!(name("torchtitan-eager-2024"), Some("torchtitan-eager"));
+        assert_eq!(name("megatron-core-deterministic"), Some("megatron-core-deterministic"));
+        assert_eq!(name("llm-foundry-fsdp1"), None);
+        assert_eq!(name("megatron-bridge-nightly"), None);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! NCCL times measured with nccl-tests on hosts of several owners.
 //!
-//! The simulator knows the hosts from their descriptions in `clusters/` and NCCL from its source:
-//! it uses no number from this file.
+//! The simulator knows the hosts from their descriptions in `clusters/` and NCCL from its source.
+//! The NVLink efficiencies of `dgx-a100` and `dgx1-v100` are those of the largest vectors of
+//! `validation/nccl_all_reduce.csv`.
 
 use paceline_sim::table::collectives::rows;
 

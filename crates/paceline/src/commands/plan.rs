@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::flags::{
-    ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags,
+    ClusterFlags, CommonFlags, Defaults, HeadroomFlags, Origins, Problems, Request, StrategyFlags,
 };
 use crate::output::{ModelRecord, Subject};
 use crate::overview::{plan_text, warnings};
@@ -13,9 +13,11 @@ use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::schedule::{Action, ScheduleError, ScheduleKind, grid};
 use paceline_plan::summary::{Summary, summarize};
+use paceline_plan::units::Bytes;
 use paceline_plan::validate::Violation;
 use paceline_plan::{text, validate};
 use paceline_sim::cluster::Cluster;
+use paceline_sim::{Fit, Profile, fit};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -32,6 +34,8 @@ pub(crate) struct Flags {
     strategy: StrategyFlags,
     #[command(flatten)]
     cluster: ClusterFlags,
+    #[command(flatten)]
+    headroom: HeadroomFlags,
     /// Print the pipeline's schedule (grid or csv) or the programs of all roles (text) instead
     ///
     /// grid: the schedule of textbooks. Every pass takes one slot and starts as early as it can, so
@@ -89,7 +93,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             Format::Summary
         }
     };
-    let Planned { model, plan, cluster } = lower(flags, problems)?;
+    let Planned { model, plan, cluster, headroom } = lower(flags, problems)?;
     let output = flags.common.output();
     match format {
         Format::Grid => Ok(output.raw(&grid::to_text(&slots(&plan, grid::unit_grid)?))?),
@@ -97,7 +101,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         Format::Programs => Ok(output.raw(&text::print(&plan))?),
         Format::Summary => {
             let summary = summarize(&plan);
-            let warnings = warnings(&plan, &summary, cluster.as_ref());
+            let warnings = warnings(&plan, &summary, on(&plan, cluster.as_ref(), headroom));
             if output.is_json() {
                 let subject = Subject::new(&model, &plan.strategy, cluster.as_ref());
                 return Ok(output.print_json(&Record::new(subject, &summary, &warnings))?);
@@ -111,9 +115,9 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
 
 /// Returns the plan's summary as one JSON object.
 pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
-    let Planned { model, plan, cluster } = lower(flags, Problems::new(origins))?;
+    let Planned { model, plan, cluster, headroom } = lower(flags, Problems::new(origins))?;
     let summary = summarize(&plan);
-    let warnings = warnings(&plan, &summary, cluster.as_ref());
+    let warnings = warnings(&plan, &summary, on(&plan, cluster.as_ref(), headroom));
     let subject = Subject::new(&model, &plan.strategy, cluster.as_ref());
     let record = Record::new(subject, &summary, &warnings);
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
@@ -124,11 +128,22 @@ struct Planned {
     model: Model,
     plan: Plan,
     cluster: Option<Cluster>,
+    headroom: Option<Bytes>,
+}
+
+/// The plan's cluster, and its memory there.
+fn on<'a>(
+    plan: &Plan,
+    cluster: Option<&'a Cluster>,
+    headroom: Option<Bytes>,
+) -> Option<(&'a Cluster, Fit)> {
+    cluster.map(|cluster| (cluster, fit(plan, cluster, &Profile::default(), headroom)))
 }
 
 /// Checks the flags, adding to `problems`, and lowers the plan.
 fn lower(flags: &Flags, mut problems: Problems) -> Result<Planned, Failure> {
     let cluster = flags.cluster.check(&mut problems);
+    let headroom = flags.headroom.check(&mut problems);
     let defaults = Defaults::for_cluster(cluster.as_ref(), SummationOrder::Canonical);
     let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
     let request = flags.strategy.check(defaults, on, &mut problems);
@@ -136,7 +151,7 @@ fn lower(flags: &Flags, mut problems: Problems) -> Result<Planned, Failure> {
         return Err(problems.into());
     };
     check_plan(&plan)?;
-    Ok(Planned { model, plan, cluster })
+    Ok(Planned { model, plan, cluster, headroom })
 }
 
 /// Refuses a plan that does not pass validation.

@@ -105,7 +105,7 @@ pub(super) fn page(
         fact("restarted", format!("after iteration {}: {}", restart.after, restart.cause));
     }
     if let Some(pace) = record.tokens_per_s {
-        fact("pace", format!("{pace:.0} tokens/s"));
+        fact("pace", format!("{pace:.0} {}/s", record.model.unit()));
     }
     if let Some(predicted) = record.predicted_iteration_s {
         fact("predicted", format!("{} an iteration on {}", Seconds(predicted), record.cluster));

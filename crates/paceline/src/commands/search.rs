@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::flags::{
-    ClusterFlags, CommonFlags, Defaults, Origins, Problems, model, real, whole, word,
+    ClusterFlags, CommonFlags, Defaults, HeadroomFlags, Origins, Problems, model, real, whole, word,
 };
 use crate::output::{StrategyRecord, Subject};
 use crate::overview::{count, table};
@@ -55,6 +55,8 @@ pub(crate) struct Flags {
     /// Software profile; see `paceline simulate --help` [default: modern]
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     profile: Option<String>,
+    #[command(flatten)]
+    headroom: HeadroomFlags,
     /// Number of strategies to list [default: 10]
     #[arg(long, value_name = "K", help_heading = "General")]
     top: Option<String>,
@@ -84,6 +86,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let top = whole("--top", flags.top.as_deref(), 1..=10_000, &mut problems).unwrap_or(10);
     let limit = real("--limit", flags.limit.as_deref(), 0.1..=1e6, &mut problems);
     let profile: Profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
+    let memory_headroom = flags.headroom.check(&mut problems);
     let defaults = Defaults::for_cluster(cluster.as_ref(), SummationOrder::Free);
     let seq = whole("--seq", flags.seq.as_deref(), 1..=1 << 28, &mut problems);
     let base = Strategy {
@@ -99,7 +102,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let (Some(model), Some(cluster), true) = (model, cluster, problems.is_empty()) else {
         return Err(problems.into());
     };
-    let options = paceline_sim::Options { profile, ..Default::default() };
+    let options = paceline_sim::Options { profile, memory_headroom, ..Default::default() };
     let devices = u32::try_from(ranks.unwrap_or(available)).unwrap_or(u32::MAX);
     let request =
         paceline_search::Request { model: &model, cluster: &cluster, devices, base, options };

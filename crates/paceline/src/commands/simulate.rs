@@ -6,11 +6,13 @@ use super::plan::refuse;
 use crate::estimate::Estimate;
 use crate::failure::Failure;
 use crate::flags::{
-    ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags, WholeRunFlags,
-    word,
+    ClusterFlags, CommonFlags, Defaults, HeadroomFlags, Origins, Problems, Request, StrategyFlags,
+    WholeRunFlags, word,
 };
 use crate::output::{ModelRecord, Output, Subject, write};
-use crate::overview::{estimate_facts, facts, percent, pipeline, simulation_text, warnings};
+use crate::overview::{
+    Line, estimate_facts, facts, percent, pipeline, prediction, simulation_text, warnings,
+};
 use crate::report::{Insight, MemoryRow, ReportInput, picture, render};
 use crate::sweep::SweepFlags;
 use clap::Args;
@@ -47,6 +49,8 @@ pub(crate) struct Flags {
     /// another; an unknown name lists all [default: modern]
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     profile: Option<String>,
+    #[command(flatten)]
+    headroom: HeadroomFlags,
     /// Assume 2:4 sparse weights and use the device's sparse units
     #[arg(long, help_heading = "Cluster")]
     sparse_weights: bool,
@@ -104,7 +108,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let details = flags.details || flags.report.is_some() || output.is_json();
     let Prediction { model, plan, cluster, mut outcome, estimate } =
         predict(flags, origins, trace, details)?;
-    let warnings = warnings(&plan, &summarize(&plan), Some(&cluster));
+    let warnings = warnings(&plan, &summarize(&plan), Some((&cluster, outcome.fit)));
 
     if let (Some(path), Some(trace)) = (&flags.trace, &outcome.trace) {
         save(path, &to_perfetto(trace), &output)?;
@@ -122,6 +126,9 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     if let Some(path) = &flags.report {
         let mut summary = facts(&record, &plan);
         summary.push(("cluster".to_owned(), cluster.name.clone()));
+        summary.extend(prediction(&record, &plan, &outcome).into_iter().map(
+            |Line { name, value, note }| (name, format!("{value} {note}").trim_end().to_owned()),
+        ));
         let estimates = estimate_facts(&estimate, outcome.error_band);
         summary.extend(estimates.into_iter().map(|(name, text)| (name.to_owned(), text)));
         let page = render(&ReportInput {
@@ -189,6 +196,7 @@ fn predict(
             problems.add(flag, "name a file, not a directory");
         }
     }
+    let memory_headroom = flags.headroom.check(&mut problems);
     let whole_run = flags.whole_run.check(&mut problems);
     let cluster = flags.cluster.required(&mut problems);
     let defaults = Defaults {
@@ -202,7 +210,7 @@ fn predict(
     else {
         return Err(problems.into());
     };
-    let options = Options { profile, network, trace, details };
+    let options = Options { profile, network, memory_headroom, trace, details };
     let (violations, outcome) = check_and_simulate(&plan, &cluster, &options);
     refuse(&violations)?;
     let outcome = outcome.map_err(refused)?;

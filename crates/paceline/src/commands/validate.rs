@@ -18,8 +18,9 @@ use std::str::FromStr;
 /// The table is a CSV file with a header line. Its columns determine the kind of table: measured
 /// training runs, collectives as nccl-tests measures them, or collectives as ASTRA-sim simulates
 /// them. Each row is printed with its prediction, its measurement and the error; a row that cannot
-/// be represented is reported with the reason. At the end come the total errors, and the band
-/// around the prediction that contains four of five measurements.
+/// be represented is reported with the reason. At the end come the total errors, and by
+/// leave-one-out the band around a prediction that contains four of five measurements, where at
+/// least five were compared.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  paceline validate --table training.csv\n  paceline validate \
                         --table training.csv --json")]
@@ -165,7 +166,7 @@ fn print_table(output: &Output, records: &[Record], total: &Total) -> Result<(),
         absolute(total.p90_abs_error)
     );
     if let Some([low, high]) = total.band {
-        text += &format!("four of five took {low:.3} to {high:.3} times their prediction");
+        text += &format!("four of five take {low:.3} to {high:.3} times their prediction");
         let of_profile =
             |(name, [low, high]): (&&str, &[f64; 2])| format!("{name} {low:.3} to {high:.3}");
         let profiles: Vec<String> = total.bands.iter().map(of_profile).collect();

@@ -84,7 +84,8 @@ pub(crate) fn is_cluster_path(name: &str) -> bool {
 }
 
 /// First components of paths with several components.
-const SECTIONS: [&str; 5] = ["device", "dimension", "link", "straggler", "bandwidth_schedule"];
+const SECTIONS: [&str; 7] =
+    ["device", "dimension", "host", "link", "straggler", "bandwidth_schedule", "measured"];
 
 fn apply(file: &mut Value, change: &str) -> Result<(), String> {
     let (path, text) =

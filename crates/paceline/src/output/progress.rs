@@ -12,6 +12,7 @@ pub(crate) struct Progress {
     terminal: bool,
     total: u32,
     floor: Option<f64>,
+    unit: &'static str,
     before: u32,
     started: Instant,
     /// Time of the last plain line.
@@ -26,8 +27,8 @@ const PLAIN_EVERY: Duration = Duration::from_secs(10);
 
 impl Progress {
     /// Progress of a run of `total` iterations, of which `before` are done. The loss cannot fall
-    /// below `floor`.
-    pub(crate) fn new(before: u32, total: u32, floor: Option<f64>) -> Self {
+    /// below `floor`, and rates are in `unit` per second.
+    pub(crate) fn new(before: u32, total: u32, floor: Option<f64>, unit: &'static str) -> Self {
         let terminal = io::stderr().is_terminal();
         let bar = if terminal { ProgressBar::new(total.into()) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{pos}/{len} {bar:16} {msg}  {eta} left");
@@ -37,7 +38,7 @@ impl Progress {
         bar.set_position(before.into());
         bar.reset_eta();
         let now = Instant::now();
-        Self { bar, terminal, total, floor, before, started: now, told: Cell::new(now) }
+        Self { bar, terminal, total, floor, unit, before, started: now, told: Cell::new(now) }
     }
 
     /// Shows a finished iteration, and the tokens that experts dropped in it.
@@ -53,7 +54,7 @@ impl Progress {
             None => String::new(),
         };
         let rate = thousands(tokens_per_s);
-        let mut message = format!("loss {loss:.4}{floor}  {rate} tokens/s");
+        let mut message = format!("loss {loss:.4}{floor}  {rate} {}/s", self.unit);
         if let Some(dropped) = dropped {
             message += &format!("  {dropped} dropped");
         }

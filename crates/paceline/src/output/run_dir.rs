@@ -131,6 +131,17 @@ pub(crate) struct ModelRecord {
     pub mtp_depth: u64,
 }
 
+impl ModelRecord {
+    /// What throughput counts.
+    pub(crate) fn unit(&self) -> &'static str {
+        match self.kind.as_str() {
+            "resnet" => "images",
+            "dlrm" => "clicks",
+            _ => "tokens",
+        }
+    }
+}
+
 fn is_zero(value: &u64) -> bool {
     *value == 0
 }

@@ -5,17 +5,18 @@ use paceline_plan::collective::SummationOrder;
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Zero;
 use paceline_plan::summary::Summary;
+use paceline_sim::Fit;
 use paceline_sim::cluster::Cluster;
 
 /// A bubble above this share causes a warning.
 const LARGE_BUBBLE: f64 = 0.25;
 
 /// Properties of the plan, also on a cluster, that the user may not have intended.
-pub(crate) fn warnings(plan: &Plan, summary: &Summary, cluster: Option<&Cluster>) -> Vec<String> {
+pub(crate) fn warnings(plan: &Plan, summary: &Summary, on: Option<(&Cluster, Fit)>) -> Vec<String> {
     let s = &plan.strategy;
     let mut warnings = Vec::new();
-    if let Some(cluster) = cluster {
-        on_cluster(plan, summary, cluster, &mut warnings);
+    if let Some((cluster, fit)) = on {
+        on_cluster(plan, cluster, fit, &mut warnings);
     }
     if s.zero >= Zero::Gradients
         && s.order == SummationOrder::Canonical
@@ -41,14 +42,14 @@ pub(crate) fn warnings(plan: &Plan, summary: &Summary, cluster: Option<&Cluster>
     warnings
 }
 
-fn on_cluster(plan: &Plan, summary: &Summary, cluster: &Cluster, warnings: &mut Vec<String>) {
+fn on_cluster(plan: &Plan, cluster: &Cluster, fit: Fit, warnings: &mut Vec<String>) {
     let s = &plan.strategy;
-    let memory = cluster.device.memory;
-    if summary.peak_bytes > memory {
-        let remedies = remedies(plan);
+    let Fit { needed, headroom, memory, fits } = fit;
+    if !fits {
+        let (name, remedies) = (&cluster.device.name, remedies(plan));
         warnings.push(format!(
-            "does not fit: the fullest role needs {} and {} has {memory}{remedies}",
-            summary.peak_bytes, cluster.device.name
+            "does not fit: the fullest role needs {needed} and {name} has {memory}, of which {headroom} \
+             are kept free (--memory-headroom){remedies}"
         ));
     }
     if !cluster.device.supports(s.dtype) {

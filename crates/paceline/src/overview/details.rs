@@ -69,7 +69,11 @@ fn share(part: Seconds, whole: Seconds) -> f64 {
 /// A time with the band in which measurements are expected.
 pub(super) fn band(time: Seconds, band: ErrorBand) -> String {
     let (low, high) = (time * band.low, time * band.high);
-    format!("expect {low} to {high} (four of five measured runs)")
+    let basis = match band.runs {
+        0 => "no measured runs of this kind".to_owned(),
+        runs => format!("four of five, by {runs} measured runs"),
+    };
+    format!("expect {low} to {high} ({basis})")
 }
 
 /// Estimates of a whole run as facts; empty if none was requested.

@@ -9,5 +9,5 @@ mod table;
 pub(crate) use advice::warnings;
 pub(crate) use details::estimate_facts;
 pub(crate) use plan::{facts, pipeline, plan_text};
-pub(crate) use simulation::simulation_text;
+pub(crate) use simulation::{Line, prediction, simulation_text};
 pub(crate) use table::{count, cut, percent, table};

@@ -31,14 +31,15 @@ pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
         model.layers,
         model.d_model
     );
-    let each = match model.kind.as_str() {
+    let samples = match model.unit() {
+        "tokens" => {
+            format!("{} of {}", plural(s.global_batch, "sample"), plural(s.seq, "token"))
+        }
         // A sample of these is one image or one click.
-        "resnet" | "dlrm" => String::new(),
-        _ => format!(" of {}", plural(s.seq, "token")),
+        unit => plural(s.global_batch, unit.trim_end_matches('s')),
     };
     let batch = format!(
-        "{}{each}: {} × {} of {}",
-        plural(s.global_batch, "sample"),
+        "{samples}: {} × {} of {}",
         plural(s.dp.into(), "replica"),
         plural(s.microbatches().into(), "microbatch"),
         s.micro_batch

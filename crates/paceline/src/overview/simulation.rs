@@ -8,7 +8,7 @@ use crate::output::ModelRecord;
 use paceline_plan::program::Plan;
 use paceline_plan::staleness::Staleness;
 use paceline_sim::cluster::Cluster;
-use paceline_sim::{Outcome, RankGroup, Slowest};
+use paceline_sim::{Fit, Outcome, RankGroup, Slowest};
 use std::fmt::Write;
 
 /// Number of ops listed before the rest is summed.
@@ -42,6 +42,49 @@ pub(crate) fn simulation_text(
     out + &wrap_warnings(warnings)
 }
 
+/// A line of a prediction.
+pub(crate) struct Line {
+    pub name: String,
+    pub value: String,
+    /// Explanation of the value; may be empty.
+    pub note: String,
+}
+
+/// The figures of a prediction, for the terminal and for the page.
+pub(crate) fn prediction(model: &ModelRecord, plan: &Plan, outcome: &Outcome) -> Vec<Line> {
+    let line =
+        |name: &str, value: String, note: String| Line { name: name.to_owned(), value, note };
+    let expected = band(outcome.iteration, outcome.error_band);
+    let mut lines = vec![line("iteration", outcome.iteration.to_string(), expected)];
+    if let Some(warm_up) = outcome.warm_up {
+        let first = match plan.strategy.compress_warmup {
+            Some(said) => format!("in each of the first {}", count(said.into())),
+            None => "in the first fifth of a run".to_owned(),
+        };
+        lines.push(line("warm-up", warm_up.to_string(), first));
+    }
+    lines.push(line("compute", outcome.compute.to_string(), slowest(outcome)));
+    let exposed = format!("of which {} exposed", outcome.exposed_communication);
+    lines.push(line("communication", outcome.communication.to_string(), exposed));
+    lines.push(line("idle", percent(outcome.bubble_fraction), String::new()));
+    let (mfu, full) = (percent(outcome.mfu), percent(outcome.mfu_full_attention));
+    let convention = match mfu == full {
+        true => "model FLOPs over the peak".to_owned(),
+        false => format!("model FLOPs with causal attention; {full} with full attention"),
+    };
+    lines.push(line("MFU", mfu, convention));
+    let rate = format!("{:.0}", outcome.tokens_per_s_per_device);
+    lines.push(line(&format!("{}/s", model.unit()), rate, "per device".to_owned()));
+    lines.push(line("memory", outcome.fit.needed.to_string(), memory(outcome)));
+    if let Some(Staleness { mean, max, max_lead, .. }) = outcome.staleness {
+        let note = format!(
+            "updates missed by a gradient on average, {max} at most; lead of a replica {max_lead} at most"
+        );
+        lines.push(line("staleness", format!("{mean:.2}"), note));
+    }
+    lines
+}
+
 fn write_simulation(
     out: &mut String,
     model: &ModelRecord,
@@ -64,39 +107,8 @@ fn write_simulation(
         writeln!(out, "          {}", cut(line, 90))?;
     }
     writeln!(out)?;
-    let rank = slowest(outcome);
-    let expected = band(outcome.iteration, outcome.error_band);
-    writeln!(out, "iteration      {:>9}  {expected}", outcome.iteration.to_string())?;
-    if let Some(warm_up) = outcome.warm_up {
-        let first = match plan.strategy.compress_warmup {
-            Some(said) => format!("in each of the first {}", count(said.into())),
-            None => "in the first fifth of a run".to_owned(),
-        };
-        writeln!(out, "warm-up        {:>9}  {first}", warm_up.to_string())?;
-    }
-    writeln!(out, "compute        {:>9}  {rank}", outcome.compute.to_string())?;
-    let exposed = outcome.exposed_communication.to_string();
-    writeln!(
-        out,
-        "communication  {:>9}  of which {exposed} exposed",
-        outcome.communication.to_string()
-    )?;
-    writeln!(out, "idle           {:>9}", percent(outcome.bubble_fraction))?;
-    writeln!(out, "MFU            {:>9}", percent(outcome.mfu))?;
-    writeln!(out, "tokens/s       {:>9.0}  per device", outcome.tokens_per_s_per_device)?;
-    let fits = if outcome.fits { "fits" } else { "does not fit" };
-    writeln!(
-        out,
-        "memory         {:>9}  of {}: {fits}",
-        outcome.peak_bytes.to_string(),
-        device.memory
-    )?;
-    if let Some(Staleness { mean, max, max_lead, .. }) = outcome.staleness {
-        writeln!(
-            out,
-            "staleness      {mean:>9.2}  updates missed by a gradient on average, {max} at most; lead of a \
-             replica {max_lead} at most"
-        )?;
+    for Line { name, value, note } in prediction(model, plan, outcome) {
+        writeln!(out, "{}", format!("{name:<14} {value:>9}  {note}").trim_end())?;
     }
     writeln!(out)?;
 
@@ -122,6 +134,16 @@ fn write_simulation(
     });
     let head = ["role", "rank", "ranks like it", "compute", "exposed", "idle"];
     write!(out, "\n{}", table(&head, 2, rows))
+}
+
+/// Capacity of the fullest rank's device, and whether all ranks fit. The plan's arena is named where
+/// the profile's software needs another amount.
+fn memory(outcome: &Outcome) -> String {
+    let Fit { needed, headroom, memory, fits } = outcome.fit;
+    let fits = if fits { "fits" } else { "does not fit" };
+    let (needed, arena) = (needed.to_string(), outcome.peak_bytes.to_string());
+    let planned = if needed == arena { String::new() } else { format!("; the plan has {arena}") };
+    format!("of {memory}, {headroom} kept free: {fits}{planned}")
 }
 
 /// The rank whose times are shown, with its name if ranks differ.

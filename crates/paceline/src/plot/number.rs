@@ -101,7 +101,8 @@ impl Unit {
         let last = path.rsplit('.').next().unwrap_or(path);
         let memory = path.starts_with("memory.");
         match last {
-            "bubble_fraction" | "mfu" | "utilisation" | "goodput" | "best_goodput" => Self::Share,
+            "bubble_fraction" | "mfu" | "mfu_full_attention" | "utilisation" | "goodput"
+            | "best_goodput" => Self::Share,
             last if last.ends_with("_s") && !last.ends_with("_per_s") => Self::Time,
             last if last.starts_with("bytes") || last.ends_with("bytes") || memory => Self::Size,
             _ if path.starts_with("critical_path.") => Self::Time,

@@ -40,8 +40,13 @@ pub(super) fn limits(insight: &Insight<'_>) -> Markup {
     let (low, high) = (insight.band.low, insight.band.high);
     html! {
         p {
-            "Four of five measured runs took " (fixed::<2>(low)) " to " (fixed::<2>(high))
-            " times what is predicted for them: expect "
+            @if insight.band.runs == 0 {
+                "No runs of this kind were measured; others took " (fixed::<2>(low)) " to "
+                (fixed::<2>(high)) " times what is predicted for them: expect "
+            } @else {
+                "By " (insight.band.runs) " measured runs of this kind, four of five take "
+                (fixed::<2>(low)) " to " (fixed::<2>(high)) " times what is predicted: expect "
+            }
             strong { (scale.show(whole * low)) " to " (scale.full(whole * high)) } "."
         }
         table.bars {
@@ -191,7 +196,7 @@ pub(super) mod tests {
     }
 
     pub(in crate::report) fn insight(details: &Details) -> Insight<'_> {
-        let band = ErrorBand { low: 0.9, high: 1.2 };
+        let band = ErrorBand { low: 0.9, high: 1.2, runs: 0 };
         Insight { iteration: Seconds(1.0), band, details, capacity: Bytes(1000) }
     }
 

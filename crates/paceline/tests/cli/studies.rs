@@ -134,3 +134,22 @@ fn wrong_studies_say_what_would_work() {
         .refused(&["cannot be used with"]);
     assert!(!here.path().join("x.svg").exists());
 }
+
+/// Every section of a cluster file can vary, also the one of NICs and PCIe.
+#[test]
+fn nics_and_gpudirect_can_vary() {
+    let here = Folder::new();
+    let page = include_str!("../../../../docs/clusters.md");
+    let start = page.find("name = \"pcie-hosts\"").unwrap();
+    here.file("pcie.toml", page[start..].split("```").next().unwrap());
+    let line = "collective --op all_reduce --size 64MiB --cluster pcie.toml";
+    let times = |vary: &str| -> Vec<f64> {
+        let objects = here.run(&format!("{line} --vary {vary} --json")).done().objects();
+        objects.iter().map(|object| object["time_s"].as_f64().unwrap()).collect()
+    };
+    let nics = times("host.nics=1,2");
+    assert!(nics[1] < nics[0], "{nics:?}");
+    let rates = times("host.nic_bandwidth=50Gbit/s,100Gbit/s");
+    assert!(rates[1] < rates[0], "{rates:?}");
+    here.run(&format!("{line} --set host.protocol=rdma --vary host.gpudirect=true,false")).done();
+}

@@ -130,6 +130,12 @@ impl Device {
         self.multiprocessors.is_some() || self.systolic_width.is_some()
     }
 
+    /// Returns true if the matrix units are of Blackwell's generation, recognised by what is left of
+    /// their rate with instructions of earlier ones.
+    pub(crate) fn has_fifth_generation_units(&self) -> bool {
+        self.legacy_mma_efficiency < 0.5
+    }
+
     /// Clock factor of this device: below 1 if its power limit is lower than that of others of its
     /// kind. Every device loses over a tenth of its short-run GEMM rate in long runs; only a loss
     /// beyond that counts.

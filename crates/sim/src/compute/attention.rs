@@ -83,12 +83,11 @@ impl Roofline<'_> {
     ///
     /// cuDNN has no backward pass on fifth-generation matrix units that supports both dropout and a
     /// deterministic summation order. Transformer Engine therefore falls back to FlashAttention-2
-    /// there (`nvte_get_fused_attn_backend`). That generation is recognised by its low
-    /// `legacy_mma_efficiency`.
+    /// there (`nvte_get_fused_attn_backend`).
     fn kernels(&self) -> Option<&'static [Fused; 2]> {
         let unsupported = self.profile.deterministic
             && self.profile.dropout
-            && self.device.legacy_mma_efficiency < 0.5;
+            && self.device.has_fifth_generation_units();
         match self.profile.attention {
             Attention::Written => None,
             Attention::Native if unsupported => Some(&FLASH2),

@@ -20,8 +20,10 @@ pub use rank_groups::{RankGroup, Slowest};
 use crate::Options;
 use crate::cluster::Cluster;
 use crate::engine::{Timeline, ranks};
+use crate::fit::{Fit, fit_placed};
 use crate::jobs::Placement;
 use crate::uncertainty::{ErrorBand, error_band};
+use paceline_plan::graph::CostClass;
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::{ComputePass, Memory, Op, Plan};
 use paceline_plan::staleness::Staleness;
@@ -57,11 +59,15 @@ pub struct Outcome {
     pub bubble_fraction: f64,
     /// Largest arena of any rank, including shared memory.
     pub peak_bytes: Bytes,
-    /// True if every rank's arena fits into its device's memory.
-    pub fits: bool,
+    /// Memory that the fullest rank needs under the profile, and whether every rank fits.
+    pub fit: Fit,
     /// Model FLOPs utilisation: GEMM operations of the model, without recomputation, over the peak
-    /// of all ranks' devices in the plan's dtype.
+    /// of all ranks' devices in the plan's dtype. Attention counts causally: half of the score
+    /// matrix, which is what a fused kernel computes.
     pub mfu: f64,
+    /// The same with whole score matrices, as Narayanan et al. count (arXiv 2104.04473, eq. 3).
+    /// With long sequences it exceeds what the device sustains.
+    pub mfu_full_attention: f64,
     /// Tokens per second divided by the number of ranks.
     pub tokens_per_s_per_device: f64,
     /// Ops of the slowest rank by kind, longest first.
@@ -140,6 +146,7 @@ pub(crate) fn outcome(
     let peak_bytes = plan.programs.iter().map(|p| p.memory.with_shared()).max().unwrap_or_default();
     let devices = f64::from(plan.mesh.world());
     let peaks = peaks(plan, cluster, placement);
+    let (products, attention) = model_flops(plan);
     let over = |amount: f64| if iteration.0 > 0.0 { amount / iteration.0 } else { 0.0 };
     let roles = accounts.iter().enumerate().map(|(role, account)| {
         let program = &plan.programs[role];
@@ -156,14 +163,15 @@ pub(crate) fn outcome(
     Outcome {
         iteration,
         warm_up: None,
-        error_band: error_band(&options.profile),
+        error_band: error_band(&options.profile, plan, cluster),
         compute: of_slowest.compute,
         communication: of_slowest.communication,
         exposed_communication: of_slowest.exposed,
         bubble_fraction: over(of_slowest.idle.0),
         peak_bytes,
-        fits: fits(plan, cluster, placement),
-        mfu: over(model_flops(plan).0) / peaks,
+        fit: fit_placed(plan, cluster, placement, &options.profile, options.memory_headroom),
+        mfu: over(products.0 + 0.5 * attention.0) / peaks,
+        mfu_full_attention: over(products.0 + attention.0) / peaks,
         tokens_per_s_per_device: over(plan.strategy.tokens() as f64) / devices,
         ops,
         staleness: timeline.staleness(),
@@ -188,47 +196,35 @@ fn peaks(plan: &Plan, cluster: &Cluster, placement: &Placement) -> f64 {
     ranks.map(|rank| cluster.device_of(placement.device(rank)).rate(dtype).0).sum()
 }
 
-/// Returns true if every rank's arena fits into its device.
-fn fits(plan: &Plan, cluster: &Cluster, placement: &Placement) -> bool {
-    let fits = |rank: Rank| {
-        let device = cluster.device_of(placement.device(rank));
-        plan.program(rank).memory.with_shared() <= device.memory
-    };
-    if cluster.heterogeneity.kinds.is_empty() {
-        let mut roles = (0..plan.programs.len()).map(RoleId::from);
-        return roles.all(|role| fits(plan.representative(role)));
-    }
-    (0..plan.mesh.world()).map(Rank).all(fits)
-}
-
-/// GEMM operations of one iteration over all ranks, without recomputation.
-fn model_flops(plan: &Plan) -> Flops {
+/// GEMM operations of one iteration over all ranks, without recomputation: those of products, and
+/// those of attention with whole score matrices.
+fn model_flops(plan: &Plan) -> (Flops, Flops) {
     let of_template = plan.templates.iter().map(|template| match template.pass {
-        ComputePass::Recompute => 0.0,
+        ComputePass::Recompute => [0.0; 2],
         ComputePass::Forward
         | ComputePass::Backward
         | ComputePass::BackwardInput
         | ComputePass::BackwardWeight
-        | ComputePass::Update => template.ops.iter().map(|op| template.cost(op).matrix.0).sum(),
+        | ComputePass::Update => template.ops.iter().fold([0.0; 2], |mut sums, op| {
+            let attention = matches!(op.kind.cost_class(), CostClass::Attention { .. });
+            sums[usize::from(attention)] += template.cost(op).matrix.0;
+            sums
+        }),
     });
-    let of_template: Vec<f64> = of_template.collect();
-    let of_role = |(role, program): (usize, &paceline_plan::program::Program)| {
-        let ops = program.body.nodes.iter().map(|node| match node.op {
-            Op::Compute { segment, .. } => of_template[program.segment(segment).template as usize],
-            Op::Load { .. }
-            | Op::Send { .. }
-            | Op::Recv { .. }
-            | Op::Collective { .. }
-            | Op::Accumulate { .. }
-            | Op::Step { .. }
-            | Op::Stash { .. }
-            | Op::Restore { .. }
-            | Op::Free { .. }
-            | Op::Serve { .. } => 0.0,
-        });
-        ops.sum::<f64>() * f64::from(ranks(plan, RoleId::from(role)))
-    };
-    Flops(plan.programs.iter().enumerate().map(of_role).sum())
+    let of_template: Vec<[f64; 2]> = of_template.collect();
+    let mut flops = [0.0; 2];
+    for (role, program) in plan.programs.iter().enumerate() {
+        let ranks = f64::from(ranks(plan, RoleId::from(role)));
+        for node in &program.body.nodes {
+            if let Op::Compute { segment, .. } = node.op {
+                let [products, attention] = of_template[program.segment(segment).template as usize];
+                flops[0] += ranks * products;
+                flops[1] += ranks * attention;
+            }
+        }
+    }
+    let [products, attention] = flops;
+    (Flops(products), Flops(attention))
 }
 
 #[cfg(test)]

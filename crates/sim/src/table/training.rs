@@ -7,7 +7,7 @@ use super::csv::{self, Record};
 use super::{Skipped, TableError, platform};
 use crate::cluster::Cluster;
 use crate::profile::Attention;
-use crate::{Options, Profile, footprint, simulate};
+use crate::{Fit, Options, Profile, footprint, simulate};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::ids::RoleId;
@@ -66,6 +66,8 @@ pub struct Prediction {
     pub predicted_s: f64,
     /// Footprint of the rank whose memory the source reports.
     pub predicted_bytes: Bytes,
+    /// Memory of the fullest rank against its device's.
+    pub fit: Fit,
 }
 
 impl Row {
@@ -112,10 +114,12 @@ impl Row {
             simulate(&plan, &cluster, &options).map_err(|error| Skipped(error.to_string()))?;
         // Megatron-LM reports its last rank, which is on the last stage; others report the maximum.
         let last = strategy.pp.saturating_sub(1);
-        let first = if self.has("notes", "LAST") { last } else { 0 };
-        let bytes = (first..=last).map(|role| footprint(&plan, RoleId(role), &profile));
+        let first = if self.runs_on("megatron-core") { last } else { 0 };
+        let of = |role| footprint(&plan, RoleId(role), &profile, &cluster.device);
+        let bytes = (first..=last).map(of);
         let predicted_bytes = bytes.max().unwrap_or_default();
-        Ok(Prediction { predicted_s: outcome.iteration.0, predicted_bytes })
+        let predicted_s = outcome.iteration.0;
+        Ok(Prediction { predicted_s, predicted_bytes, fit: outcome.fit })
     }
 
     /// Model, strategy, cluster and profile of the run.
@@ -130,39 +134,28 @@ impl Row {
             return Err(Skipped(format!("{gpus} GPUs are not tp·pp·cp·dp = {ranks}")));
         }
         let cluster = platform::cluster(self.word("platform")?, ranks)?;
-        let profile = self.profile(strategy.dtype);
+        let profile = self.profile()?;
         Ok(Request { model: self.model()?, strategy, cluster, profile })
     }
 
-    /// Software profile, derived from the row's columns.
-    fn profile(&self, dtype: DType) -> Profile {
-        let from = |words: &str| self.has("source", words);
-        let compiled = self.has("notes", "torch.compile;");
-        let profile = if from("torchtitan") {
-            match (compiled, from("202412")) {
-                // If not stated, the default applies: no compilation.
-                (false, _) => Profile::TORCHTITAN_EAGER,
-                (true, true) => Profile::TORCHTITAN_2024,
-                (true, false) => Profile::TORCHTITAN,
-            }
-        } else if dtype == DType::F16 {
-            // bf16 was added to Megatron-LM together with fused attention.
-            Profile::MEGATRON_2021
-        } else if self.has("deterministic_flags", "--deterministic-mode") {
-            Profile::MEGATRON_CORE_DETERMINISTIC
-        } else if from("Megatron-Bridge") {
-            Profile::MEGATRON_BRIDGE
-        } else if from("Megatron") {
-            Profile::MEGATRON_CORE
-        } else {
-            Profile::MODERN
+    /// Software profile that the columns `software`, `overlap_flags` and `deterministic_flags` name.
+    fn profile(&self) -> Result<Profile, Skipped> {
+        let software = self.word("software")?;
+        let Some(profile) = Profile::of_software(software) else {
+            return Err(Skipped(format!("no profile describes the software '{software}'")));
         };
         let cut = |words: &str| self.has("overlap_flags", words);
         let attention = match self.has("deterministic_flags", "attention-backend=unfused") {
             true => Attention::Written,
             false => profile.attention,
         };
-        Profile { attention, tp_comm_overlap: cut("tp-comm-overlap") || cut("async-TP"), ..profile }
+        let tp_comm_overlap = cut("tp-comm-overlap") || cut("async-TP");
+        Ok(Profile { attention, tp_comm_overlap, ..profile })
+    }
+
+    /// Returns true if the run's software is of this family.
+    fn runs_on(&self, family: &str) -> bool {
+        self.record.get("software").is_some_and(|software| software.starts_with(family))
     }
 
     /// Rejects features that plans do not support yet.
@@ -271,7 +264,7 @@ impl Row {
     fn vocabulary(&self) -> Result<u64, Skipped> {
         let words: u64 = self.number("vocab")?;
         let tp: u64 = self.number("tp")?;
-        let unit = if self.has("source", "torchtitan") { 1 } else { tp.saturating_mul(128).max(1) };
+        let unit = if self.runs_on("megatron") { tp.saturating_mul(128).max(1) } else { 1 };
         Ok(words.checked_next_multiple_of(unit).unwrap_or(words))
     }
 
@@ -359,14 +352,14 @@ impl Row {
             Ok(Recompute::None)
         } else if words.starts_with("full") {
             // PyTorch stops once nothing more is needed; Megatron-LM recomputes whole layers.
-            let stops = self.has("source", "torchtitan");
+            let stops = self.runs_on("torchtitan");
             Ok(match layers(words) {
                 Some(layers) => Recompute::FullOf(layers),
                 None if stops => Recompute::Full,
                 None => Recompute::FullForward,
             })
         } else if words.starts_with("selective-op")
-            || words.starts_with("selective") && self.has("source", "torchtitan")
+            || words.starts_with("selective") && self.runs_on("torchtitan")
         {
             Ok(Recompute::SelectiveOp)
         } else if words.starts_with("selective") {

@@ -21,13 +21,19 @@ pub(super) struct Record<'a> {
     warmup_iteration_s: Option<f64>,
     /// Factors on `iteration_s`.
     error_band: [f64; 2],
+    /// Number of measured runs of this kind that the band follows from.
+    error_band_runs: u32,
     compute_s: f64,
     communication_s: f64,
     exposed_communication_s: f64,
     bubble_fraction: f64,
     peak_bytes: u64,
+    /// Memory that the profile's software needs, and what it leaves free.
+    needed_bytes: u64,
+    headroom_bytes: u64,
     fits: bool,
     mfu: f64,
+    mfu_full_attention: f64,
     tokens_per_s_per_device: f64,
     /// Updates that gradients miss, with asynchronous servers.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,13 +64,17 @@ impl<'a> Record<'a> {
             iteration_s: outcome.iteration.0,
             warmup_iteration_s: outcome.warm_up.map(|warm_up| warm_up.0),
             error_band: [outcome.error_band.low, outcome.error_band.high],
+            error_band_runs: outcome.error_band.runs,
             compute_s: outcome.compute.0,
             communication_s: outcome.communication.0,
             exposed_communication_s: outcome.exposed_communication.0,
             bubble_fraction: outcome.bubble_fraction,
             peak_bytes: outcome.peak_bytes.0,
-            fits: outcome.fits,
+            needed_bytes: outcome.fit.needed.0,
+            headroom_bytes: outcome.fit.headroom.0,
+            fits: outcome.fit.fits,
             mfu: outcome.mfu,
+            mfu_full_attention: outcome.mfu_full_attention,
             tokens_per_s_per_device: outcome.tokens_per_s_per_device,
             staleness: outcome.staleness,
             slowest: &outcome.slowest,

@@ -56,8 +56,9 @@ pub(super) fn closing(
         let floor = record.floor.map_or(String::new(), |floor| format!(" (floor {floor:.4})"));
         let pace = record.tokens_per_s.unwrap_or(0.0);
         text += &format!(
-            "loss {first:.4} → {last:.4}{floor} in {} iterations at {pace:.0} tokens/s\n",
-            losses.len()
+            "loss {first:.4} → {last:.4}{floor} in {} iterations at {pace:.0} {}/s\n",
+            losses.len(),
+            record.model.unit()
         );
     }
     if let Some(StalenessRecord { mean, max, max_lead: ahead, .. }) = record.staleness() {

@@ -122,7 +122,8 @@ impl Job {
     }
 
     pub(super) fn progress(&self, record: &RunRecord) -> Progress {
-        Progress::new(record.iterations_done(), self.training.iterations, record.floor)
+        let unit = record.model.unit();
+        Progress::new(record.iterations_done(), self.training.iterations, record.floor, unit)
     }
 
     /// Prints the facts, prediction and warnings of the run.

@@ -32,6 +32,9 @@ pub(super) struct Throughput {
     loss_bits: Option<String>,
     peak_bytes: Option<Vec<u64>>,
     planned_peak_bytes: Vec<u64>,
+    /// What `tokens_per_s` counts.
+    #[serde(skip)]
+    unit: &'static str,
 }
 
 impl Throughput {
@@ -63,6 +66,7 @@ impl Throughput {
             loss_bits: loss.map(bits),
             peak_bytes: record.peak_bytes.clone(),
             planned_peak_bytes: record.planned_peak_bytes.clone(),
+            unit: record.model.unit(),
         })
     }
 }
@@ -81,7 +85,7 @@ impl fmt::Display for Throughput {
             format!("{} (8 of 10 from {p10} to {p90})", time(self.measured_iteration_s)),
         )?;
         line("range", format!("{} to {}", time(self.min_s), time(self.max_s)))?;
-        line("tokens/s", format!("{:.0}", self.tokens_per_s))?;
+        line(&format!("{}/s", self.unit), format!("{:.0}", self.tokens_per_s))?;
         if let Some(predicted) = self.predicted_iteration_s {
             let off = 100.0 * (predicted / self.measured_iteration_s - 1.0);
             line("predicted", format!("{} ({off:+.1} %)", time(predicted)))?;

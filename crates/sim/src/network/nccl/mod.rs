@@ -7,8 +7,9 @@
 //! and omits what all candidates share.
 //!
 //! The cluster description gives links, bandwidths and memory. Everything else is a property of
-//! NCCL or of a GPU generation: nothing here is specific to a number of GPUs, a message size or a
-//! table of measurements.
+//! NCCL or of a GPU generation: nothing here is specific to a number of GPUs or a message size. Two
+//! cluster descriptions take their NVLink efficiency from the table of measurements that the model
+//! is compared with (`docs/validation.md`).
 //!
 //! **Left to exact steps.** [`Analytic`] times the collectives that the plan gives steps, and
 //! groups inside hosts that are neither a switch nor a graph of direct links. A ring that the plan
