@@ -425,3 +425,51 @@ fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
     assert_eq!((names.len(), last.unwrap()), (2, 2), "{names:?}");
     assert_eq!(rest.unwrap().unwrap().iterations.len(), 3);
 }
+
+/// Every flipped bit is found, in every file, and named; the newest whole checkpoint is taken.
+#[test]
+fn a_flipped_byte_is_named_and_an_older_checkpoint_is_taken() {
+    let folder = Folder::new("flipped");
+    let model = tiny_gpt(true);
+    let layout = Strategy { dp: 2, tp: 2, zero: Zero::Optimizer, ..strategy(8, 1, 4) };
+    let mut save = saving(&folder.0, Some(2)).unwrap();
+    save.extra_files.push(("model.toml".to_owned(), b"kind = \"gpt2\"".to_vec()));
+    run_with(&model, &layout, &TrainOptions { save: Some(save), ..options(4) });
+    let newest = |before| Checkpoint::newest_whole(&folder.0, before);
+    let (found, skipped) = newest(u32::MAX).unwrap();
+    assert_eq!((found.state().iteration, skipped.len()), (4, 0));
+    let verified = found.verify().unwrap();
+    let weights = found.weights().tensors().len();
+    assert_eq!(verified.tensors, 3 * weights, "weights and two moments of each");
+    assert_eq!(newest(4).unwrap().0.state().iteration, 2);
+    let last = folder.0.join("iteration-00000004");
+    for (name, from_end, named) in [
+        ("model.safetensors", 3, "model.safetensors: tensor '"),
+        ("model.safetensors", 1000, "model.safetensors: tensor '"),
+        ("optimizer.safetensors", 77, "optimizer.safetensors: tensor '"),
+        ("training.json", 200, "training.json"),
+        ("model.toml", 2, "model.toml: is damaged"),
+        ("checksums.json", 20, "checksums.json"),
+    ] {
+        let path = last.join(name);
+        let sound = fs::read(&path).unwrap();
+        let mut flipped = sound.clone();
+        let at = sound.len() - from_end;
+        flipped[at] ^= 4;
+        fs::write(&path, &flipped).unwrap();
+        let (found, skipped) = newest(u32::MAX).unwrap();
+        assert_eq!(found.state().iteration, 2, "{name}");
+        let told = skipped[0].problem.to_string();
+        assert!(told.contains(named) || name == "checksums.json", "{name}: {told}");
+        let told = Checkpoint::newest_whole(&last, u32::MAX).unwrap_err().to_string();
+        assert!(told.contains(named) || name == "checksums.json", "{name}: {told}");
+        fs::write(&path, &sound).unwrap();
+    }
+    newest(u32::MAX).unwrap().0.verify().unwrap();
+    for iteration in [2, 4] {
+        fs::remove_file(folder.0.join(format!("iteration-0000000{iteration}/checksums.json")))
+            .unwrap();
+    }
+    let told = newest(u32::MAX).unwrap_err().to_string();
+    assert!(told.contains("none of 2 checkpoints is whole; the newest: "), "{told}");
+}

@@ -62,7 +62,7 @@ fn exported_weights_come_back_to_the_bit_under_any_layout() {
         let folder = Folder::new(&format!("exported-{}-{}", model.name(), model.tied));
         let checkpoint = saved(&model, 0, &folder.0);
         let directory = folder.0.join("hf");
-        export(&model, &checkpoint, None, &directory).unwrap();
+        export(&model, &checkpoint, (b"{}", model.seq), &directory).unwrap();
         let pretrained = Arc::new(Pretrained::open(&directory).unwrap_or_else(|e| panic!("{e}")));
         assert_eq!(**pretrained.model(), *model);
         let expected = bits(&run(&model, &strategy(8, 1, 4)));
@@ -87,7 +87,7 @@ fn sharded_and_older_files_are_read() {
     let folder = Folder::new("sharded");
     let checkpoint = saved(&model, 0, &folder.0);
     let directory = folder.0.join("hf");
-    export(&model, &checkpoint, None, &directory).unwrap();
+    export(&model, &checkpoint, (b"{}", model.seq), &directory).unwrap();
     let table = |directory: &Path| {
         let pretrained = Pretrained::open(directory).unwrap_or_else(|e| panic!("{e}"));
         pretrained.tensor("blocks.3.qkv.weight", [48, 16]).unwrap()

@@ -33,6 +33,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    quiet_guarded_panics();
     let arguments: Vec<_> = std::env::args_os().collect();
     let mut json = flags::wants_json(&arguments);
     let ran = log::start().and_then(|()| commands::run(arguments, &mut json));
@@ -49,4 +50,14 @@ fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// Keeps silent about panics that become errors: libraries panic on some hostile files.
+fn quiet_guarded_panics() {
+    let loud = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !paceline_exec::data::is_guarded() {
+            loud(panic);
+        }
+    }));
 }

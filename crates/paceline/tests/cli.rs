@@ -11,6 +11,7 @@ mod cli {
     mod pages;
     mod processes;
     mod recovery;
+    mod resume;
     mod runs;
     mod studies;
     pub(crate) mod support;

@@ -1,11 +1,12 @@
 //! Completion of a checkpoint in the file system.
 //!
-//! All parts are written to a hidden directory. A rank that has its part on disk creates an empty
-//! file `rank-K.done` there. The committing rank waits for all of them, adds the training state,
+//! All parts are written to a hidden directory. A rank that has its part on disk creates a file
+//! `rank-K.done` there, with the checksums of its part. The committing rank waits for all of them, adds the training state,
 //! and renames the directory. This one atomic step makes the checkpoint complete.
 
+use super::checksum::Checksums;
 use super::error::CheckpointError;
-use super::{STATE, SaveOptions, TrainingState};
+use super::{CHECKSUMS, STATE, SaveOptions, TrainingState};
 use paceline_plan::ids::Rank;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -45,9 +46,18 @@ impl<'a> PendingCheckpoint<'a> {
         Ok(file)
     }
 
-    /// Marks a rank's part as written, or as failed.
-    pub(super) fn mark(&self, rank: Rank, done: bool) -> Result<(), CheckpointError> {
-        let path = self.folder.join(mark(rank, done));
+    /// Marks a rank's part as written, with its checksums.
+    pub(super) fn mark_done(&self, rank: Rank, sums: &Checksums) -> Result<(), CheckpointError> {
+        let path = self.folder.join(mark(rank, true));
+        let partial = path.with_extension("writing");
+        // The mark appears whole.
+        let written = fs::write(&partial, self.json(CHECKSUMS, sums)?);
+        written.and_then(|()| fs::rename(&partial, &path)).map_err(CheckpointError::write(&path))
+    }
+
+    /// Marks a rank's part as failed.
+    pub(super) fn mark_failed(&self, rank: Rank) -> Result<(), CheckpointError> {
+        let path = self.folder.join(mark(rank, false));
         File::create(&path).map(drop).map_err(CheckpointError::write(&path))
     }
 
@@ -91,18 +101,25 @@ impl<'a> PendingCheckpoint<'a> {
 
     /// Adds the extra files and the training state, renames the checkpoint, removes the oldest.
     pub(super) fn commit(&self, state: &TrainingState, ranks: u32) -> Result<(), CheckpointError> {
-        for (name, contents) in &self.options.extra_files {
-            self.add(name, contents)?;
-        }
-        let json = serde_json::to_vec_pretty(state).map_err(|error| CheckpointError::State {
-            path: self.folder.join(STATE),
-            problem: error.to_string(),
-        })?;
-        self.add(STATE, &json)?;
+        let mut sums = Checksums::default();
         for rank in 0..ranks {
             let path = self.folder.join(mark(Rank(rank), true));
+            let read = fs::read(&path)
+                .map_err(|source| CheckpointError::Read { path: path.clone(), source })?;
+            sums.add(serde_json::from_slice(&read).map_err(|error| CheckpointError::State {
+                path: path.clone(),
+                problem: error.to_string(),
+            })?);
             fs::remove_file(&path).map_err(CheckpointError::write(&path))?;
         }
+        let state = self.json(STATE, state)?;
+        let extra =
+            self.options.extra_files.iter().map(|(name, contents)| (name.as_str(), contents));
+        for (name, contents) in extra.chain([(STATE, &state)]) {
+            sums.add_file(name, contents);
+            self.add(name, contents)?;
+        }
+        self.add(CHECKSUMS, &self.json(CHECKSUMS, &sums)?)?;
         sync_directory(&self.folder)?;
         let directory = &self.options.directory;
         let path = directory.join(name(self.iteration));
@@ -129,6 +146,13 @@ impl<'a> PendingCheckpoint<'a> {
     pub(super) fn discard(&self) {
         // Files that cannot be removed now are removed when the next run starts here.
         let _ = fs::remove_dir_all(&self.folder);
+    }
+
+    fn json(&self, name: &str, value: &impl serde::Serialize) -> Result<Vec<u8>, CheckpointError> {
+        serde_json::to_vec_pretty(value).map_err(|error| CheckpointError::State {
+            path: self.folder.join(name),
+            problem: error.to_string(),
+        })
     }
 
     fn add(&self, name: &str, contents: &[u8]) -> Result<(), CheckpointError> {

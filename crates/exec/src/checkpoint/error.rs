@@ -48,6 +48,16 @@ pub enum CheckpointError {
         /// Directory that was searched.
         path: PathBuf,
     },
+    /// No checkpoint of a directory is whole.
+    #[error("{}: none of {count} checkpoints is whole; the newest: {newest}", .path.display())]
+    AllDamaged {
+        /// Directory that was searched.
+        path: PathBuf,
+        /// Number of checkpoints there.
+        count: usize,
+        /// Damage of the newest.
+        newest: Box<CheckpointError>,
+    },
     /// Another rank could not write its part; it reports the cause itself.
     #[error("{}: rank {rank} could not write its part", .path.display())]
     Elsewhere {

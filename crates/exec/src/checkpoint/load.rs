@@ -23,6 +23,10 @@ pub(crate) trait Source {
         first: u64,
         into: &mut [f32],
     ) -> Result<(), SafetensorsError>;
+
+    /// Reads a whole tensor. Its shape is compared before memory is taken for it: `dims` may be
+    /// those of a file that claims more than there is.
+    fn whole(&mut self, name: &str, dims: [u64; 2]) -> Result<Vec<f32>, SafetensorsError>;
 }
 
 impl Source for &Reader {
@@ -35,6 +39,11 @@ impl Source for &Reader {
     ) -> Result<(), SafetensorsError> {
         self.expect(name, &dims)?;
         Reader::read(self, name, first, into)
+    }
+
+    fn whole(&mut self, name: &str, dims: [u64; 2]) -> Result<Vec<f32>, SafetensorsError> {
+        self.expect(name, &dims)?;
+        Reader::whole(self, name)
     }
 }
 

@@ -6,6 +6,7 @@
 //!     optimizer.safetensors NAME.moment1, NAME.moment2
 //!     rank_state.safetensors   rank state, if there is any: the one part that has a layout
 //!     training.json         iteration, position in the data, seed, optimizer: TrainingState
+//!     checksums.json        a checksum per tensor, and one per other file
 //!     …                     files added by the caller (the model's file, a tokenizer)
 //! DIR/.iteration-00000020.ATTEMPT.partial/   being written, or left by a run that died
 //! ```
@@ -15,6 +16,7 @@
 //! synchronise in the file system only, so that threads, processes and hosts that share one are the
 //! same to this module (`docs/adr/0010-checkpoint-commit.md`).
 
+mod checksum;
 mod commit;
 mod error;
 mod load;
@@ -25,7 +27,7 @@ mod state;
 
 pub use error::CheckpointError;
 pub use rank_state::RankState;
-pub use state::{Checkpoint, DataPosition, TrainingState};
+pub use state::{Checkpoint, DataPosition, Skipped, TrainingState, Verified};
 
 pub(crate) use load::{Source, restore_moments, restore_weights};
 pub(crate) use rank_state::restore_rank_state;
@@ -60,6 +62,12 @@ pub(crate) const MOMENTS: &str = "optimizer.safetensors";
 pub(crate) const RANK_STATE: &str = "rank_state.safetensors";
 /// Training state file within a checkpoint.
 pub(crate) const STATE: &str = "training.json";
+
+/// Checksum file within a checkpoint.
+pub(crate) const CHECKSUMS: &str = "checksums.json";
+
+/// Maximum size of a file that is not made of tensors; the largest holds a tokenizer.
+const LARGEST: u64 = 256 << 20;
 
 /// Name of a tensor's optimizer state.
 pub(crate) fn moment_name(tensor: &str, moment: usize) -> String {

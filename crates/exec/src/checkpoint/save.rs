@@ -1,5 +1,6 @@
 //! One rank's side of saving: a fast copy, and a thread that writes it while training continues.
 
+use super::checksum::{Checksums, Summing};
 use super::commit::{self, PendingCheckpoint};
 use super::error::CheckpointError;
 use super::pieces::{Files, In, Piece, pieces};
@@ -215,10 +216,10 @@ impl Shared {
         let under_way = PendingCheckpoint::begin(&self.options, state.iteration)?;
         let part = self.part(&under_way, rank, put);
         let done = match part {
-            Ok(()) => under_way.mark(rank, true),
+            Ok(sums) => under_way.mark_done(rank, &sums),
             Err(error) => {
                 // If even this cannot be written, the committing rank times out.
-                let _ = under_way.mark(rank, false);
+                let _ = under_way.mark_failed(rank);
                 Err(error)
             }
         };
@@ -239,7 +240,8 @@ impl Shared {
         under_way: &PendingCheckpoint<'_>,
         rank: Rank,
         put: impl FnOnce(&mut Write<'_>) -> Result<(), CheckpointError>,
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<Checksums, CheckpointError> {
+        let mut sums = Summing::new(&self.files);
         let weights = Some(open(under_way, rank, WEIGHTS, &self.files.weights)?);
         let moments = self.files.moments.as_ref();
         let moments = moments.map(|file| open(under_way, rank, MOMENTS, file)).transpose()?;
@@ -252,13 +254,14 @@ impl Shared {
                 In::RankState => &carried,
             };
             let Some((file, path)) = file else { return Ok(()) };
+            sums.add(piece, values);
             file.write_all_at(bytemuck::cast_slice(values), piece.at)
                 .map_err(CheckpointError::write(path))
         })?;
         for (file, path) in [&weights, &moments, &carried].into_iter().flatten() {
             File::sync_all(file).map_err(CheckpointError::write(path))?;
         }
-        Ok(())
+        Ok(sums.finish())
     }
 }
 

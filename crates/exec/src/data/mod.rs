@@ -9,6 +9,7 @@ mod images;
 mod permutation;
 mod source;
 mod text;
+mod token_cache;
 mod tokenizer;
 mod words;
 
@@ -18,7 +19,7 @@ pub use images::Images;
 pub use permutation::Permutation;
 pub use source::{BUILTIN, Data, DataError, DataSource, SampleKind};
 pub use text::{Text, TextError};
-pub use tokenizer::{Tokenizer, TokenizerError};
+pub use tokenizer::{Tokenizer, TokenizerError, is_guarded};
 
 /// Position of a sample's first token.
 ///

@@ -6,6 +6,7 @@
 
 use super::corpus::mix;
 use super::permutation::Permutation;
+use crate::regular;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -131,13 +132,14 @@ impl Text {
     /// Opens a token file from byte `at` on; `path` and `name` are those of the text.
     pub(super) fn tokenised(
         (path, name): (&Path, String),
-        (file, at): (&Path, u64),
+        (path_of_tokens, file, at): (&Path, File, u64),
         (width, vocab): (Width, u32),
     ) -> Result<Self, TextError> {
-        let (opened, len) = open(file)?;
+        let refused = |source| TextError::Io { path: path_of_tokens.to_owned(), source };
+        let len = file.metadata().map_err(refused)?.len();
         let mut text =
             Self { path: path.to_owned(), parts: Vec::new(), width, tokens: 0, vocab, name };
-        text.push(file.to_owned(), opened, at, len.saturating_sub(at) / width.bytes());
+        text.push(path_of_tokens.to_owned(), file, at, len.saturating_sub(at) / width.bytes());
         text.checked()
     }
 
@@ -169,7 +171,7 @@ impl Text {
             let within = position - part.before;
             let count = (part.tokens - within).min(rest.len() as u64) as usize;
             let (now, later) = rest.split_at_mut(count);
-            part.read(self.width, within, now)?;
+            part.read((self.width, self.vocab), within, now)?;
             position += count as u64;
             rest = later;
         }
@@ -199,7 +201,13 @@ impl Text {
 }
 
 impl TextFile {
-    fn read(&self, width: Width, first: u64, tokens: &mut [u32]) -> Result<(), TextError> {
+    /// Reads tokens, which must be in the tokenizer's vocabulary.
+    fn read(
+        &self,
+        (width, vocab): (Width, u32),
+        first: u64,
+        tokens: &mut [u32],
+    ) -> Result<(), TextError> {
         let mut bytes = [0; 4096];
         let size = width.bytes() as usize;
         let mut at = self.at + first * width.bytes();
@@ -211,6 +219,10 @@ impl TextFile {
                 let mut word = [0; 4];
                 word[..size].copy_from_slice(bytes);
                 *token = u32::from_le_bytes(word);
+            }
+            if let Some(token) = tokens.iter().find(|token| **token >= vocab) {
+                let problem = format!("has token {token}, beyond the vocabulary of {vocab}");
+                return Err(TextError::Damaged { path: self.path.clone(), problem });
             }
         }
         Ok(())
@@ -298,12 +310,12 @@ fn least(seq: u64) -> u64 {
     seq.saturating_add(1).saturating_mul(HELD_OUT)
 }
 
-/// Running hash, sufficient to distinguish texts without adversarial collisions.
+/// Running hash, sufficient to recognise a text that is read in place.
 #[derive(Debug, Default)]
-pub(super) struct Fingerprint(pub(super) u64);
+struct Fingerprint(u64);
 
 impl Fingerprint {
-    pub(super) fn add(&mut self, bytes: &[u8]) {
+    fn add(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -334,7 +346,7 @@ pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, TextError> {
 
 fn open(path: &Path) -> Result<(File, u64), TextError> {
     let refused = |source| TextError::Io { path: path.to_owned(), source };
-    let file = File::open(path).map_err(refused)?;
+    let file = regular::open(path).map_err(refused)?;
     let len = file.metadata().map_err(refused)?.len();
     Ok((file, len))
 }

@@ -1,11 +1,14 @@
 //! Conversion of text to tokens and back.
 
-use super::text::{Fingerprint, Text, TextError, Width, files};
-use super::words;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Read, Write};
+use super::text::{Text, TextError};
+use super::{token_cache, words};
+use crate::private::PrivateDir;
+use crate::regular;
+use serde_json::{Map, Value, json};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use thiserror::Error;
 
 /// Tokenizer for text.
@@ -21,6 +24,8 @@ pub enum Tokenizer {
         tokenizer: Box<tokenizers::Tokenizer>,
         /// Contents of the file.
         json: Vec<u8>,
+        /// Path of the file.
+        path: PathBuf,
     },
 }
 
@@ -49,11 +54,16 @@ pub enum TokenizerError {
         at: u64,
     },
     /// The tokenizer reports an error.
-    #[error("the tokenizer refuses: {problem}")]
+    #[error("{}: the tokenizer fails: {problem}", .path.display())]
     Refused {
+        /// The tokenizer's file.
+        path: PathBuf,
         /// Error message of the tokenizer.
         problem: String,
     },
+    /// The token file cannot be written.
+    #[error("the token cache cannot be written: {0}; XDG_CACHE_HOME names another directory")]
+    Cache(#[from] io::Error),
     /// A word is not part of the built-in grammar.
     #[error("'{word}' is not a word of the built-in text; its words are such as {some}")]
     UnknownWord {
@@ -64,22 +74,68 @@ pub enum TokenizerError {
     },
 }
 
-/// Bytes of text tokenized at a time.
-const PIECE: usize = 1 << 16;
-/// Number of pieces tokenized in parallel, by as many threads as there are cores.
-const PIECES: usize = 32;
-/// Magic of a token file; the header then has the count, bytes per token and fingerprint.
-const MARK: [u8; 8] = *b"PCLTOK1\n";
-const HEADER: u64 = 32;
+/// Maximum size of a `tokenizer.json`: ten times that of the largest in use.
+const LARGEST: u64 = 256 << 20;
+
+/// Number of guarded calls that are running.
+static GUARDED: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns true while a library runs whose panics become errors, so that a panic hook can keep
+/// silent about them.
+pub fn is_guarded() -> bool {
+    GUARDED.load(Ordering::Relaxed) > 0
+}
+
+/// Runs a library on a file that may make it panic.
+pub(super) fn guarded<R>(run: impl FnOnce() -> R) -> Result<R, String> {
+    GUARDED.fetch_add(1, Ordering::Relaxed);
+    let ran = catch_unwind(AssertUnwindSafe(run));
+    GUARDED.fetch_sub(1, Ordering::Relaxed);
+    ran.map_err(|payload| {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("it panics").to_owned()
+    })
+}
+
+/// Parses a `tokenizer.json`; the error names the part that is broken, if one is.
+fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    let load = |json: &[u8]| {
+        guarded(|| tokenizers::Tokenizer::from_bytes(json))
+            .and_then(|loaded| loaded.map_err(|error| error.to_string()))
+    };
+    let problem = match load(json) {
+        Ok(mut tokenizer) => {
+            // These are for sentences of a batch; a corpus is neither cut nor filled up.
+            tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
+            tokenizer.with_padding(None);
+            return Ok(tokenizer);
+        }
+        Err(problem) => problem,
+    };
+    let Ok(Value::Object(parts)) = serde_json::from_slice(json) else {
+        return Err(format!("is not a tokenizer.json: {problem}"));
+    };
+    let broken =
+        ["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"]
+            .into_iter()
+            .find(|part| {
+                let mut without: Map<String, Value> = parts.clone();
+                without.insert((*part).to_owned(), Value::Null);
+                serde_json::to_vec(&without).is_ok_and(|json| load(&json).is_ok())
+            });
+    Err(match broken {
+        Some(part) => format!("its `{part}` is broken: {problem}"),
+        None => format!("is not a tokenizer.json: {problem}"),
+    })
+}
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let wrong = |problem: String| TokenizerError::File { path: path.to_owned(), problem };
-        let json = fs::read(path).map_err(|error| wrong(error.to_string()))?;
-        let tokenizer = tokenizers::Tokenizer::from_bytes(&json)
-            .map_err(|error| wrong(format!("is not a tokenizer.json: {error}")))?;
-        Ok(Self::HuggingFace { tokenizer: Box::new(tokenizer), json })
+        let json = regular::read(path, LARGEST).map_err(|error| wrong(error.to_string()))?;
+        let tokenizer = Box::new(parse(&json).map_err(wrong)?);
+        Ok(Self::HuggingFace { tokenizer, json, path: path.to_owned() })
     }
 
     /// Number of tokens in the vocabulary.
@@ -102,10 +158,9 @@ impl Tokenizer {
                 some: (1..6).map(words::spell).collect::<Vec<_>>().join(", "),
             }),
             Self::HuggingFace { tokenizer, .. } => {
-                let encoded = tokenizer.encode(text, false);
-                let encoded =
-                    encoded.map_err(|e| TokenizerError::Refused { problem: e.to_string() })?;
-                Ok(encoded.get_ids().to_vec())
+                let encoded = guarded(|| tokenizer.encode(text, false))
+                    .and_then(|encoded| encoded.map_err(|error| error.to_string()));
+                Ok(encoded.map_err(|problem| self.refused(problem))?.get_ids().to_vec())
             }
         }
     }
@@ -123,7 +178,8 @@ impl Tokenizer {
                 words.join(" ").replace(" .", ".")
             }
             Self::HuggingFace { tokenizer, .. } => {
-                tokenizer.decode(tokens, false).unwrap_or_else(|_| "\u{fffd}".to_owned())
+                let decoded = guarded(|| tokenizer.decode(tokens, false));
+                decoded.ok().and_then(Result::ok).unwrap_or_else(|| "\u{fffd}".to_owned())
             }
         }
     }
@@ -131,303 +187,134 @@ impl Tokenizer {
     /// Opens a file or directory as tokens.
     ///
     /// Bytes are read directly from the text. A `tokenizer.json` converts the text once, piece by
-    /// piece, to a token file that later runs reuse. It is stored beside the text, or in
-    /// `elsewhere` if that directory is not writable. Files are separated by the tokenizer's
-    /// end-of-text token, if it has one.
-    pub fn text(&self, path: &Path, elsewhere: &Path) -> Result<Text, TokenizerError> {
+    /// piece, to a token file that later runs reuse; `cache` opens the directory for it.
+    pub fn text(
+        &self,
+        path: &Path,
+        cache: impl FnOnce() -> io::Result<PrivateDir>,
+    ) -> Result<Text, TokenizerError> {
         match self {
             Self::Bytes | Self::Words => Ok(Text::bytes(path)?),
-            Self::HuggingFace { tokenizer, json } => {
-                let print = fingerprint(path, json)?;
-                let name = format!("tokens-{print:016x}");
-                let stem = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                let hidden = format!(".{stem}.{name}");
-                let adjacent = path.parent().unwrap_or(Path::new(".")).join(&hidden);
-                let vocab = self.vocab();
-                let width = if vocab <= 1 << 16 { Width::Half } else { Width::Word };
-                let write = |to: &Path| self.write(tokenizer, path, to, (print, width));
-                let there = |file: &Path| is_whole(file, print, width);
-                let other = elsewhere.join(&hidden);
-                let file = if there(&adjacent) {
-                    adjacent
-                } else if there(&other) {
-                    other
-                } else {
-                    match write(&adjacent) {
-                        Ok(()) => adjacent,
-                        Err(TokenizerError::Text(TextError::Io { .. })) => {
-                            write(&other)?;
-                            other
-                        }
-                        Err(error) => return Err(error),
-                    }
-                };
-                Ok(Text::tokenised((path, name), (&file, HEADER), (width, vocab))?)
+            Self::HuggingFace { tokenizer, json, .. } => {
+                token_cache::tokens(self, (tokenizer, json), path, &cache()?)
             }
         }
     }
 
-    /// Converts all text to a token file, which is complete or absent.
-    fn write(
-        &self,
-        tokenizer: &tokenizers::Tokenizer,
-        path: &Path,
-        to: &Path,
-        (print, width): (u64, Width),
-    ) -> Result<(), TokenizerError> {
-        let partial = to.with_extension(format!("{}.partial", std::process::id()));
-        let refused = |source| TextError::Io { path: partial.clone(), source };
-        let written = (|| {
-            let file = File::create(&partial).map_err(refused)?;
-            let mut out = BufWriter::new(file);
-            out.write_all(&[0; HEADER as usize]).map_err(refused)?;
-            let mut count = 0u64;
-            let mut put = |tokens: &[u32]| {
-                count += tokens.len() as u64;
-                let size = width.bytes() as usize;
-                tokens.iter().try_for_each(|t| out.write_all(&t.to_le_bytes()[..size]))
-            };
-            let end = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
-            let end = end.iter().find_map(|token| tokenizer.token_to_id(token));
-            for file in files(path)? {
-                let mut pieces = Pieces::open(&file)?;
-                loop {
-                    let batch = pieces.next(PIECES)?;
-                    if batch.is_empty() {
-                        break;
-                    }
-                    let encoded = tokenizer
-                        .encode_batch(batch, false)
-                        .map_err(|e| TokenizerError::Refused { problem: e.to_string() })?;
-                    for encoding in encoded {
-                        put(encoding.get_ids()).map_err(refused)?;
-                    }
-                }
-                put(end.as_slice()).map_err(refused)?;
+    /// The tokenizer as a `tokenizer.json`, for a model with `vocab` tokens.
+    pub fn to_json(&self, vocab: u32) -> Vec<u8> {
+        let (model, split, join) = match self {
+            Self::HuggingFace { json, .. } => return json.clone(),
+            Self::Bytes => {
+                let vocab: Map<String, Value> =
+                    (0..=255u8).map(byte_letter).zip(0u32..).map(named).collect();
+                let level = json!({
+                    "type": "ByteLevel",
+                    "add_prefix_space": false,
+                    "trim_offsets": false,
+                    "use_regex": false,
+                });
+                (json!({ "type": "BPE", "vocab": vocab, "merges": [] }), level.clone(), level)
             }
-            let mut header = MARK.to_vec();
-            for word in [count, width.bytes(), print] {
-                header.extend_from_slice(&word.to_le_bytes());
+            Self::Words => {
+                let words = (0..vocab.min(256)).map(|token| named((words::spell(token), token)));
+                let vocab: Map<String, Value> = words.collect();
+                // The unknown token is none of the vocabulary: other words are refused.
+                let model = json!({ "type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]" });
+                (model, json!({ "type": "Whitespace" }), Value::Null)
             }
-            let file = out.into_inner().map_err(|error| refused(error.into_error()))?;
-            std::os::unix::fs::FileExt::write_all_at(&file, &header, 0).map_err(refused)?;
-            file.sync_all().map_err(refused)?;
-            fs::rename(&partial, to).map_err(refused)?;
-            Ok(())
-        })();
-        if written.is_err() {
-            let _ = fs::remove_file(&partial);
-        }
-        written
+        };
+        let whole = json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": [],
+            "normalizer": null,
+            "pre_tokenizer": split,
+            "post_processor": null,
+            "decoder": join,
+            "model": model,
+        });
+        format!("{whole:#}\n").into_bytes()
+    }
+
+    /// Error of the library.
+    pub(super) fn refused(&self, problem: String) -> TokenizerError {
+        let path = match self {
+            Self::HuggingFace { path, .. } => path.clone(),
+            Self::Bytes | Self::Words => PathBuf::new(),
+        };
+        TokenizerError::Refused { path, problem }
     }
 }
 
-/// Returns true if a file holds all tokens of this text.
-fn is_whole(file: &Path, print: u64, width: Width) -> bool {
-    let mut header = [0; HEADER as usize];
-    let Ok(mut opened) = File::open(file) else { return false };
-    let (Ok(()), Ok(found)) = (opened.read_exact(&mut header), opened.metadata()) else {
-        return false;
+fn named((word, token): (String, u32)) -> (String, Value) {
+    (word, token.into())
+}
+
+/// Letter that stands for a byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`):
+/// printable ones stand for themselves, the others follow U+0100 in their order.
+fn byte_letter(byte: u8) -> String {
+    let prints = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let letter = if prints(byte) {
+        char::from(byte)
+    } else {
+        let before = (0..byte).filter(|byte| !prints(*byte)).count() as u32;
+        char::from_u32(0x100 + before).unwrap_or('?')
     };
-    let words = header[8..].as_chunks::<8>().0;
-    let [count, size, known] = [0, 1, 2].map(|at| u64::from_le_bytes(words[at]));
-    let len = count.checked_mul(width.bytes()).and_then(|bytes| bytes.checked_add(HEADER));
-    header.starts_with(&MARK) && (size, known) == (width.bytes(), print) && len == Some(found.len())
-}
-
-/// Fingerprint of the tokenizer and of the files' lengths, beginnings and modification times.
-fn fingerprint(path: &Path, json: &[u8]) -> Result<u64, TextError> {
-    let mut print = Fingerprint::default();
-    print.add(json);
-    for file in files(path)? {
-        let refused = |source| TextError::Io { path: file.clone(), source };
-        let opened = File::open(&file).map_err(refused)?;
-        let found = opened.metadata().map_err(refused)?;
-        print.add(&found.len().to_le_bytes());
-        let changed = found.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-        print.add(&changed.map_or(0, |since| since.as_nanos() as u64).to_le_bytes());
-        let mut start = Vec::new();
-        opened.take(4096).read_to_end(&mut start).map_err(refused)?;
-        print.add(&start);
-    }
-    Ok(print.0)
-}
-
-/// Text of a file in pieces that end at line ends, if there are any.
-struct Pieces {
-    path: PathBuf,
-    file: File,
-    /// Bytes read but not yet returned.
-    rest: Vec<u8>,
-    /// Number of bytes returned.
-    before: u64,
-    at_end: bool,
-}
-
-impl Pieces {
-    fn open(path: &Path) -> Result<Self, TextError> {
-        let file = File::open(path);
-        let file = file.map_err(|source| TextError::Io { path: path.to_owned(), source })?;
-        let path = path.to_owned();
-        Ok(Self { path, file, rest: Vec::new(), before: 0, at_end: false })
-    }
-
-    /// Returns up to `most` pieces; none at the end.
-    fn next(&mut self, most: usize) -> Result<Vec<String>, TokenizerError> {
-        let mut pieces = Vec::new();
-        while pieces.len() < most {
-            while !self.at_end && self.rest.len() < PIECE {
-                let mut chunk = vec![0; PIECE];
-                match self.file.read(&mut chunk) {
-                    Ok(0) => self.at_end = true,
-                    Ok(read) => self.rest.extend_from_slice(&chunk[..read]),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(source) => {
-                        return Err(TextError::Io { path: self.path.clone(), source }.into());
-                    }
-                }
-            }
-            if self.rest.is_empty() {
-                break;
-            }
-            let cut = self.cut()?;
-            let later = self.rest.split_off(cut);
-            let piece = std::mem::replace(&mut self.rest, later);
-            let at = self.before;
-            self.before += cut as u64;
-            pieces.push(String::from_utf8(piece).map_err(|error| TokenizerError::Utf8 {
-                path: self.path.clone(),
-                at: at + error.utf8_error().valid_up_to() as u64,
-            })?);
-        }
-        Ok(pieces)
-    }
-
-    /// End of the next piece: after a line, or at least after a character.
-    fn cut(&self) -> Result<usize, TokenizerError> {
-        let window = &self.rest[..self.rest.len().min(PIECE)];
-        if self.at_end && window.len() == self.rest.len() {
-            return Ok(window.len());
-        }
-        if let Some(line) = window.iter().rposition(|&byte| byte == b'\n') {
-            return Ok(line + 1);
-        }
-        match std::str::from_utf8(window) {
-            Ok(_) => Ok(window.len()),
-            Err(error) if error.error_len().is_none() => Ok(error.valid_up_to()),
-            Err(error) => Err(TokenizerError::Utf8 {
-                path: self.path.clone(),
-                at: self.before + error.valid_up_to() as u64,
-            }),
-        }
-    }
+    letter.to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const WORDS: &str = r#"{"version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": null, "decoder": null, "model": {"type": "WordLevel",
-        "vocab": {"a": 0, "b": 1, "[UNK]": 2, "<|endoftext|>": 300}, "unk_token": "[UNK]"}}"#;
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let name = format!("paceline-tokenizer-{}-{name}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(path.join("text")).unwrap();
-            Self(path)
-        }
-
-        fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
-            let path = self.0.join(name);
-            fs::write(&path, bytes).unwrap();
-            path
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn all(text: &Text) -> Vec<u32> {
-        let mut tokens = vec![0; text.tokens() as usize];
-        text.read(0, &mut tokens).unwrap();
-        tokens
+    fn opened(json: &[u8]) -> Result<Tokenizer, TokenizerError> {
+        let name = format!("paceline-tokenizer-{:016x}.json", {
+            use std::hash::{DefaultHasher, Hash, Hasher};
+            let mut hasher = DefaultHasher::new();
+            (std::process::id(), json).hash(&mut hasher);
+            hasher.finish()
+        });
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, json).unwrap();
+        let opened = Tokenizer::open(&path);
+        std::fs::remove_file(path).unwrap();
+        opened
     }
 
     #[test]
-    fn a_directory_is_turned_once_and_found_again() {
-        let folder = Folder::new("once");
-        let tokenizer = Tokenizer::open(&folder.file("tokenizer.json", WORDS)).unwrap();
-        assert_eq!(tokenizer.vocab(), 301);
-        folder.file("text/1.txt", "a b\nb");
-        folder.file("text/2.txt", "a what");
-        let read = || tokenizer.text(&folder.0.join("text"), &folder.0).unwrap();
-        let first = read();
-        let expected = [0, 1, 1, 300, 0, 2, 300];
-        assert_eq!(all(&first), expected);
-        let kept = || -> Vec<PathBuf> {
-            let entries = fs::read_dir(&folder.0).unwrap().flatten().map(|entry| entry.path());
-            entries.filter(|path| path.to_string_lossy().contains(".tokens-")).collect()
-        };
-        let [file] = kept().try_into().unwrap();
-        let written = fs::metadata(&file).unwrap().modified().unwrap();
-        assert_eq!(read().name(), first.name());
-        assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), written);
-        // A truncated file is written again, and other text gets another file.
-        fs::write(&file, b"PCLTOK1\n").unwrap();
-        assert_eq!(all(&read()), expected);
-        folder.file("text/2.txt", "b b");
-        assert_ne!(read().name(), first.name());
-        assert_eq!(kept().len(), 2);
-        assert_eq!(tokenizer.decode(&[0, 1]), "a b");
-    }
-
-    #[test]
-    fn pieces_join_to_the_text_and_cut_no_character() {
-        let folder = Folder::new("pieces");
-        for text in
-            ["", "short\n", &"löng ünbröken ".repeat(20_000), &"lines\nof it\n".repeat(20_000)]
+    fn built_in_tokenizers_survive_as_files() {
+        let bytes = opened(&Tokenizer::Bytes.to_json(256)).unwrap();
+        assert_eq!(bytes.vocab(), 256);
+        for text in ["plain text, in\n lines\t", "größer → 🎈", "", "\u{0}\u{7f}\u{a0}\u{ad}"]
         {
-            let mut pieces = Pieces::open(&folder.file("t", text)).unwrap();
-            let (mut joined, mut count) = (String::new(), 0);
-            loop {
-                let some = pieces.next(2).unwrap();
-                if some.is_empty() {
-                    break;
-                }
-                count += some.len();
-                joined.extend(some);
-            }
-            assert_eq!(joined, text);
-            assert_eq!(
-                count,
-                text.len().div_ceil(PIECE),
-                "no piece is much shorter than asked for"
+            let expected: Vec<u32> = text.bytes().map(u32::from).collect();
+            assert_eq!(bytes.encode(text).unwrap(), expected);
+            assert_eq!(bytes.decode(&expected), text);
+        }
+        let words = opened(&Tokenizer::Words.to_json(256)).unwrap();
+        let text = "ba da. fa .";
+        assert_eq!(words.encode(text).unwrap(), Tokenizer::Words.encode(text).unwrap());
+        assert!(words.encode("ba hello").is_err());
+    }
+
+    #[test]
+    fn broken_files_are_errors_that_name_the_part() {
+        let told = |json: &str| opened(json.as_bytes()).unwrap_err().to_string();
+        assert!(told("{}").contains("is not a tokenizer.json"), "{}", told("{}"));
+        let json = String::from_utf8(Tokenizer::Bytes.to_json(256)).unwrap();
+        for charsmap in ["", "AAAA", "/////w==", "AQAAAA=="] {
+            let broken = format!(
+                r#""normalizer": {{"type": "Precompiled", "precompiled_charsmap": "{charsmap}"}}"#
             );
+            let json = json.replace(r#""normalizer": null"#, &broken);
+            // Some are refused when they are read, the others must not end the process.
+            match opened(json.as_bytes()) {
+                Err(error) => assert!(error.to_string().contains("normalizer"), "{error}"),
+                Ok(tokenizer) => drop(tokenizer.encode("größer")),
+            }
         }
-    }
-
-    #[test]
-    fn what_is_no_text_is_named_by_its_first_byte() {
-        let folder = Folder::new("bytes");
-        let tokenizer = Tokenizer::open(&folder.file("tokenizer.json", WORDS)).unwrap();
-        for (name, bytes) in
-            [("start", vec![b'a', 0xff]), ("late", [vec![b'a'; 99_999], vec![0xff; 9]].concat())]
-        {
-            let path = folder.file(name, &bytes);
-            let told = tokenizer.text(&path, &folder.0).unwrap_err().to_string();
-            let at = bytes.iter().position(|&byte| byte == 0xff).unwrap();
-            assert!(told.contains(&format!("{name}: byte {at} is not UTF-8")), "{told}");
-        }
-        let told = Tokenizer::open(&folder.file("none.json", "{}")).unwrap_err().to_string();
-        assert!(told.contains("none.json: is not a tokenizer.json"), "{told}");
+        assert!(!is_guarded());
     }
 }

@@ -4,9 +4,9 @@ use super::family::Family;
 use paceline_plan::model::{Activation, Experts, Latent, Model};
 use serde_json::{Value, json};
 
-/// Configuration of a model in the format of its class. Begin-of-text and end-of-text tokens are
+/// Configuration of a model in the format of its class, trained on sequences of `seq` tokens. Begin-of-text and end-of-text tokens are
 /// unknown, and there is no dropout.
-pub(super) fn config(family: Family, model: &Model) -> Value {
+pub(super) fn config(family: Family, model: &Model, seq: u64) -> Value {
     let own = match family {
         Family::Gpt2 => gpt2(model),
         Family::Llama => json!({
@@ -31,7 +31,9 @@ pub(super) fn config(family: Family, model: &Model) -> Value {
     };
     let shared = match family {
         Family::Gpt2 => json!({}),
-        Family::Llama | Family::Mixtral | Family::Qwen3Moe | Family::DeepseekV3 => rotary(model),
+        Family::Llama | Family::Mixtral | Family::Qwen3Moe | Family::DeepseekV3 => {
+            rotary(model, seq)
+        }
     };
     let mut whole = json!({
         "vocab_size": model.vocab,
@@ -70,9 +72,9 @@ fn gpt2(model: &Model) -> Value {
 }
 
 /// Fields common to all families with rotary positions.
-fn rotary(model: &Model) -> Value {
+fn rotary(model: &Model, seq: u64) -> Value {
     let mut shared = json!({
-        "max_position_embeddings": model.seq,
+        "max_position_embeddings": seq,
         "hidden_size": model.d_model,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,

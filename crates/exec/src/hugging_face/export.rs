@@ -48,14 +48,33 @@ fn family(model: &Model) -> Result<Family, ExportError> {
     Family::of(model).map_err(refused)
 }
 
-/// Writes `config.json`, `model.safetensors` and, if there is one, `tokenizer.json`.
+/// Files that an export writes.
+const OWN: [&str; 4] =
+    ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+
+/// A file of another model in a directory, which an export would leave there; `transformers` might
+/// read it.
+pub fn foreign_file(directory: &Path) -> Option<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    found.retain(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let extension = path.extension().unwrap_or_default().to_string_lossy();
+        let of_a_model = ["bin", "json", "model", "pt", "pth", "safetensors", "txt"];
+        of_a_model.contains(&&*extension) && !name.starts_with('.') && !OWN.contains(&&*name)
+    });
+    found.into_iter().min()
+}
+
+/// Writes `config.json`, `model.safetensors`, `tokenizer.json` and `tokenizer_config.json`, for
+/// sequences of `seq` tokens.
 ///
-/// Each file is complete or absent. The configuration is written last, since a directory without it
-/// is not a model. Tensors are processed one at a time.
+/// Each file is complete or absent. The configuration is removed first and written last, since a
+/// directory without it is not a model. Tensors are processed one at a time.
 pub fn export(
     model: &Model,
     checkpoint: &Checkpoint,
-    tokenizer: Option<&[u8]>,
+    (tokenizer, seq): (&[u8], u64),
     directory: &Path,
 ) -> Result<(), ExportError> {
     let family = family(model)?;
@@ -64,17 +83,30 @@ pub fn export(
         move |source| ExportError::Write { path, source }
     };
     fs::create_dir_all(directory).map_err(refused(directory))?;
+    let old = directory.join("config.json");
+    match fs::remove_file(&old) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(refused(&old)(error)),
+        Ok(()) | Err(_) => {}
+    }
     whole(&directory.join("model.safetensors"), |file, path| {
         weights(model, checkpoint, file, path)
     })?;
-    if let Some(tokenizer) = tokenizer {
-        let path = directory.join("tokenizer.json");
-        whole(&path, |mut file, path| file.write_all(tokenizer).map_err(refused(path)))?;
+    let about = serde_json::json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": seq,
+    });
+    let [about, config] = [about, config(family, model, seq)].map(|json| format!("{json:#}\n"));
+    for (name, contents) in [
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", about.as_bytes()),
+        ("config.json", config.as_bytes()),
+    ] {
+        whole(&directory.join(name), |mut file, path| {
+            file.write_all(contents).map_err(refused(path))
+        })?;
     }
-    let config = format!("{:#}\n", config(family, model));
-    whole(&directory.join("config.json"), |mut file, path| {
-        file.write_all(config.as_bytes()).map_err(refused(path))
-    })
+    // New names are on disk only when their directory is.
+    File::open(directory).and_then(|folder| folder.sync_all()).map_err(refused(directory))
 }
 
 /// Writes a file through a temporary file beside it.
@@ -85,7 +117,9 @@ fn whole(
     let refused = |source| ExportError::Write { path: path.to_owned(), source };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
-    let written = File::create(&partial).map_err(refused).and_then(|file| {
+    // What a dead process of this number left, and nothing that it links to.
+    let _ = fs::remove_file(&partial);
+    let written = File::create_new(&partial).map_err(refused).and_then(|file| {
         write(&file, path)?;
         file.sync_all().map_err(refused)?;
         fs::rename(&partial, path).map_err(refused)

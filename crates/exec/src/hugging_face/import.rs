@@ -2,15 +2,18 @@
 
 use super::names::parts;
 use crate::checkpoint::Source;
+use crate::regular;
 use crate::safetensors::{Reader, SafetensorsError};
 use paceline_plan::located;
 use paceline_plan::model::{Model, hugging_face};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+
+/// Maximum size of a configuration or an index: an index lists thousands of tensors.
+const LARGEST: u64 = 64 << 20;
 
 /// A pretrained model: its dimensions, and its weights in one or several files.
 #[derive(Debug)]
@@ -210,8 +213,13 @@ impl Source for Whole<'_> {
         }
         Ok(())
     }
+
+    fn whole(&mut self, name: &str, dims: [u64; 2]) -> Result<Vec<f32>, SafetensorsError> {
+        self.pretrained.tensor(name, dims)
+    }
 }
 
 fn read(path: &Path) -> Result<String, ImportError> {
-    fs::read_to_string(path).map_err(|source| ImportError::Io { path: path.to_owned(), source })
+    regular::read_text(path, LARGEST)
+        .map_err(|source| ImportError::Io { path: path.to_owned(), source })
 }

@@ -14,7 +14,7 @@ mod family;
 mod import;
 mod names;
 
-pub use export::{ExportError, can_export, export};
+pub use export::{ExportError, can_export, export, foreign_file};
 pub use import::{ImportError, Pretrained};
 
 pub(crate) use import::Whole;

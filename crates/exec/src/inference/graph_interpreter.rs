@@ -41,8 +41,7 @@ impl ImageNetwork {
         let source: &mut dyn Source = &mut from.weights();
         let mut tensors = BTreeMap::new();
         for (name, dims) in logical::tensors(model) {
-            let mut values = vec![0.0; (dims[0] * dims[1]) as usize];
-            source.read(&name, dims, 0, &mut values)?;
+            let values = source.whole(&name, dims)?;
             tensors.insert(name, values);
         }
         Ok(Self::from_parameters(model, tensors))

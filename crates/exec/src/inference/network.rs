@@ -68,8 +68,7 @@ impl Network {
     fn load(model: &Model, source: &mut dyn Source) -> Result<Self, SafetensorsError> {
         let mut tensors = BTreeMap::new();
         for (name, dims) in logical::tensors(&model.without_mtp()) {
-            let mut values = vec![0.0; (dims[0] * dims[1]) as usize];
-            source.read(&name, dims, 0, &mut values)?;
+            let values = source.whole(&name, dims)?;
             tensors.insert(name, values);
         }
         Ok(Self::of(model, tensors))

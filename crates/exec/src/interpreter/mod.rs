@@ -38,7 +38,6 @@ use paceline_plan::program::{PROGRESS_HANDOFF_MIN, Program};
 use paceline_plan::staleness::Staleness;
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::SectionKind;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -324,7 +323,8 @@ impl<'a, D: Device> Rank<'a, D> {
             data: DataPosition {
                 source: data.name().to_owned(),
                 samples: self.run.from.samples_before(iteration, strategy.global_batch),
-                path: data.path().map(Path::to_owned),
+                // Found from any working directory.
+                path: data.path().and_then(|path| std::path::absolute(path).ok()),
             },
             optimizer: strategy.optimizer,
             loss_scale: self.scale.reported().map(|_| self.scale),

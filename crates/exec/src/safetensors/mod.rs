@@ -109,6 +109,11 @@ impl Contents {
         self.tensors.get(name)
     }
 
+    /// All tensors with their names, in the order of their offsets.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
     /// Bytes at the start of the file.
     pub fn header(&self) -> &[u8] {
         &self.header

@@ -1,6 +1,7 @@
 //! Reads tensors, and parts of them, from an untrusted file.
 
 use super::{Element, LONGEST_HEADER, METADATA, Tensor};
+use crate::regular;
 use paceline_kernels as kernels;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -70,7 +71,7 @@ impl Reader {
     pub fn open(path: &Path) -> Result<Self, SafetensorsError> {
         let io = |source| SafetensorsError::Io { path: path.to_owned(), source };
         let wrong = |problem: String| SafetensorsError::File { path: path.to_owned(), problem };
-        let file = File::open(path).map_err(io)?;
+        let file = regular::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         let mut start = [0; 8];
         if len < 8 {

@@ -1,11 +1,8 @@
 //! `paceline` without a command: the demo.
 
-use super::train::Job;
+use super::train::{JobFlags, Purpose, start};
 use crate::failure::Failure;
-use crate::flags::{
-    CheckpointFlags, ClusterFlags, CommonFlags, DataDefaults, DataFlags, Launch, Origins, Problems,
-    StrategyFlags, Training, TrainingFlags,
-};
+use crate::flags::{CommonFlags, Origins, StrategyFlags, TrainingFlags};
 use clap::Args;
 
 /// Flags of the demo.
@@ -17,6 +14,9 @@ pub(crate) struct Flags {
     /// Directory for the demo's files [default: runs/mini-NUMBER, the next free one]
     #[arg(long, value_name = "DIR", help_heading = "Demo")]
     out: Option<std::path::PathBuf>,
+    /// Replace the run that --out names
+    #[arg(long, help_heading = "Demo")]
+    overwrite: bool,
     #[command(flatten)]
     common: CommonFlags,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Flags {
 /// Maximum number of ranks: more would add threads to watch, not insight.
 const MOST_RANKS: usize = 4;
 /// Takes half a minute on two slow cores; the loss falls most of the way to its floor.
-const ITERATIONS: u32 = 300;
+const ITERATIONS: &str = "300";
 const MICRO_BATCH: usize = 4;
 
 /// Trains the embedded default model on this machine's cores.
@@ -41,16 +41,12 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         ..StrategyFlags::default()
     };
     let training = TrainingFlags {
-        iterations: flags.iterations.clone(),
+        iterations: flags.iterations.clone().or_else(|| Some(ITERATIONS.to_owned())),
         out: flags.out.clone(),
+        overwrite: flags.overwrite,
         ..TrainingFlags::default()
     };
-    let mut problems = Problems::new(origins);
-    let defaults = Training { iterations: ITERATIONS, ..Training::default() };
-    let training = training.check(&defaults, &mut problems);
-    let keeping = CheckpointFlags::default().check(&mut problems);
-    let (cluster, launch) = (ClusterFlags::default(), Launch::default());
-    let data = DataFlags::default().check(&DataDefaults::default(), &mut problems);
-    let job = Job::check(&strategy, &cluster, training, (keeping, data), launch, problems)?;
-    job.run(&flags.common.output())
+    let common = flags.common.clone();
+    let job = JobFlags { strategy, training, common, ..JobFlags::default() };
+    start(&job, Purpose::Train, origins)
 }

@@ -71,6 +71,7 @@ impl Trained {
 
 fn checkpoint(path: &Path) -> Result<Trained, String> {
     let checkpoint = Checkpoint::open(path).map_err(|error| error.to_string())?;
+    checkpoint.verify_weights().map_err(|error| error.to_string())?;
     let file = checkpoint.path().join(MODEL);
     let name = file.display().to_string();
     let text = read_text(&file).map_err(|what| format!("{name} {what}"))?;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibrate;
+mod checkpoint;
 mod clusters;
 mod collective;
 mod demo;
@@ -64,6 +65,8 @@ enum Command {
     Bench(Box<bench::Flags>),
     Calibrate(calibrate::Flags),
     Report(report::Flags),
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     Eval(eval::Flags),
     Generate(generate::Flags),
     Models(models::Flags),
@@ -84,6 +87,8 @@ pub(crate) fn run(arguments: Vec<OsString>, json: &mut bool) -> Result<(), Failu
     let matches = parse(&arguments, *json)?;
     let (arguments, origins) = config::merge(arguments, &matches, &definition)?;
     *json |= wants_json(&arguments);
+    let matches = parse(&arguments, *json)?;
+    let (arguments, origins) = config::resume(arguments, &matches, &definition, origins)?;
     let matches = parse(&arguments, *json)?;
     let cli = Cli::from_arg_matches(&matches).or_else(|error| refused(error, *json))?;
     match cli.command.as_ref().and_then(point::study) {
@@ -123,6 +128,7 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
         Some(Command::Bench(flags)) => bench::run(&flags, origins),
         Some(Command::Calibrate(flags)) => calibrate::run(&flags, origins),
         Some(Command::Report(flags)) => report::run(&flags, origins),
+        Some(Command::Checkpoint(command)) => checkpoint::run(&command),
         Some(Command::Eval(flags)) => eval::run(&flags, origins),
         Some(Command::Generate(flags)) => generate::run(&flags, origins),
         Some(Command::Models(flags)) => models::run(&flags),

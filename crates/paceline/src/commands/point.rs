@@ -31,6 +31,7 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         | Command::Bench(_)
         | Command::Calibrate(_)
         | Command::Report(_)
+        | Command::Checkpoint(_)
         | Command::Eval(_)
         | Command::Generate(_)
         | Command::Models(_)

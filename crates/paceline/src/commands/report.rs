@@ -4,7 +4,8 @@ use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems};
 use crate::output::{RunDir, RunRecord};
 use crate::report::{
-    ErrorSummary, LossCurve, MemoryRow, ReportInput, StalenessBars, error_summary, render,
+    ErrorSummary, IterationTime, LossCurve, MemoryRow, ReportInput, StalenessBars, error_summary,
+    render,
 };
 use clap::Args;
 use paceline_plan::trace::{ErrorAttribution, Trace, attribute_error};
@@ -105,13 +106,13 @@ pub(super) fn page(
         fact("restarted", format!("after iteration {}: {}", restart.after, restart.cause));
     }
     if let Some(pace) = record.tokens_per_s {
-        fact("pace", format!("{pace:.0} {}/s", record.model.unit()));
+        fact("pace", format!("{pace:.0} {}/s at the median iteration", record.model.unit()));
     }
     if let Some(predicted) = record.predicted_iteration_s {
         fact("predicted", format!("{} an iteration on {}", Seconds(predicted), record.cluster));
     }
     if let Some(measured) = record.measured_iteration_s {
-        fact("measured", format!("{} an iteration, the median", Seconds(measured)));
+        fact("measured", format!("{} an iteration, {}", Seconds(measured), record.measured_over()));
     }
     let most = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0));
     let planned = most(&record.planned_peak_bytes);
@@ -164,6 +165,11 @@ pub(super) fn page(
         }),
         simulated,
         measured,
+        iteration: record.measured_iteration_s.map(|measured| IterationTime {
+            predicted: record.predicted_iteration_s.map(Seconds),
+            measured: Seconds(measured),
+            over: record.measured_over(),
+        }),
         warnings,
         ..ReportInput::default()
     })

@@ -6,12 +6,14 @@ use super::set::set;
 use clap::Args;
 use paceline_plan::mesh::Mesh;
 use paceline_sim::cluster::{Cluster, preset};
+use serde::Serialize;
 use std::path::Path;
 
 const FLAG: &str = "--cluster";
 
 /// Flags that select a cluster.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) struct ClusterFlags {
     /// Cluster: a built-in name or a TOML file, also with a number of hosts: dgx-a100:16,
     /// mine.toml:8

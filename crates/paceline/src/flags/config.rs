@@ -1,4 +1,4 @@
-//! `--config`: reads flags from a TOML file.
+//! `--config` and `--resume`: flags from a TOML file.
 //!
 //! ```toml
 //! model = "mini"
@@ -10,14 +10,15 @@
 //! ```
 //!
 //! The file is converted to arguments, parsed as if they had been typed, except that typed ones
-//! override them. Each flag's line is recorded, so that later error messages can name it.
+//! override them. Each flag's line is recorded, so that later error messages can name it. A resumed
+//! run's settings are such a file too: what is typed, or stands in a run file, overrides them.
 
 use super::file::read_text;
-use super::{Origins, Problems, suggest};
+use super::{Origins, Problems, ResumedRun, suggest};
 use clap::{ArgAction, ArgMatches, Command};
 use paceline_plan::located::{self, Entry, Table, Value};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Merges the run file's arguments into `arguments`; also returns their lines in the file.
 ///
@@ -28,38 +29,91 @@ pub(crate) fn merge(
     matches: &ArgMatches,
     command: &Command,
 ) -> Result<(Vec<OsString>, Origins), Problems> {
-    let (mut name, mut own, mut typed, mut depth) = ("", Some(command), matches, 0);
-    // `bench train` is a nested command, and reads the section [train].
-    while let Some((inner, inner_typed)) = typed.subcommand() {
-        own = own.and_then(|command| command.find_subcommand(inner));
-        (name, typed, depth) = (inner, inner_typed, depth + 1);
-    }
+    let Innermost { name, own, typed, depth } = innermost(matches, command);
     let file = typed.try_get_one::<String>("config").ok().flatten();
     let (Some(file), Some(own)) = (file, own) else {
         return Ok((arguments, Origins::default()));
     };
-    let mut reader = Reader {
+    let reader = Reader {
+        flag: "--config",
         root: command,
         own,
         name,
         file,
         typed,
+        base: None,
+        left_out: Vec::new(),
         origins: Origins::default(),
         problems: Problems::default(),
         extra: Vec::new(),
     };
-    reader.read();
-    if !reader.problems.is_empty() {
-        return Err(reader.problems);
-    }
-    // The command comes first; its arguments from the file follow it.
-    let at = arguments.len().min(1 + depth);
-    let mut merged = arguments;
-    merged.splice(at..at, reader.extra);
-    Ok((merged, reader.origins))
+    reader.merged(arguments, depth)
 }
 
+/// Merges the settings of the run that `--resume` names into `arguments`, which include those of a
+/// run file. A run without settings changes nothing.
+pub(crate) fn resume(
+    arguments: Vec<OsString>,
+    matches: &ArgMatches,
+    command: &Command,
+    origins: Origins,
+) -> Result<(Vec<OsString>, Origins), Problems> {
+    let Innermost { name, own, typed, depth } = innermost(matches, command);
+    let resumed = typed.try_get_one::<PathBuf>("resume").ok().flatten();
+    let run = resumed.map(|path| ResumedRun::find(path)).unwrap_or_default();
+    let file = run.settings.as_ref().map(|file| file.display().to_string());
+    let (Some(file), Some(own)) = (file, own) else { return Ok((arguments, origins)) };
+    let given = |id: &str| typed.try_get_one::<String>(id).ok().flatten();
+    let mut left_out = Vec::new();
+    if run.has_checkpoint {
+        left_out.push("init-from");
+    }
+    if given("tp").is_some_and(|tp| tp == "1") {
+        left_out.push("sp");
+    }
+    if given("ranks").is_some() {
+        left_out.push("dp");
+    }
+    let reader = Reader {
+        flag: "--resume",
+        root: command,
+        own,
+        name,
+        file: &file,
+        typed,
+        base: run.settings.as_deref().and_then(Path::parent),
+        left_out,
+        origins,
+        problems: Problems::default(),
+        extra: Vec::new(),
+    };
+    reader.merged(arguments, depth)
+}
+
+/// The command to run: the innermost of nested ones.
+struct Innermost<'a> {
+    name: &'a str,
+    own: Option<&'a Command>,
+    typed: &'a ArgMatches,
+    depth: usize,
+}
+
+fn innermost<'a>(matches: &'a ArgMatches, command: &'a Command) -> Innermost<'a> {
+    let mut found = Innermost { name: "", own: Some(command), typed: matches, depth: 0 };
+    // `bench train` is a nested command, and reads the section [train].
+    while let Some((name, typed)) = found.typed.subcommand() {
+        let own = found.own.and_then(|command| command.find_subcommand(name));
+        found = Innermost { name, own, typed, depth: found.depth + 1 };
+    }
+    found
+}
+
+/// Flags whose relative path lies beside the settings of a resumed run.
+const BESIDE: [&str; 2] = ["model", "tokenizer"];
+
 struct Reader<'a> {
+    /// The flag that names the file.
+    flag: &'static str,
     root: &'a Command,
     /// The command to run.
     own: &'a Command,
@@ -67,17 +121,37 @@ struct Reader<'a> {
     name: &'a str,
     file: &'a str,
     typed: &'a ArgMatches,
+    /// Directory of a resumed run's settings.
+    base: Option<&'a Path>,
+    /// Flags that are not taken over.
+    left_out: Vec<&'static str>,
     origins: Origins,
     problems: Problems,
     extra: Vec<OsString>,
 }
 
 impl Reader<'_> {
+    /// Reads the file, and adds its arguments to those that were typed.
+    fn merged(
+        mut self,
+        mut arguments: Vec<OsString>,
+        depth: usize,
+    ) -> Result<(Vec<OsString>, Origins), Problems> {
+        self.read();
+        if !self.problems.is_empty() {
+            return Err(self.problems);
+        }
+        // The command comes first; its arguments from the file follow it.
+        let at = arguments.len().min(1 + depth);
+        arguments.splice(at..at, self.extra);
+        Ok((arguments, self.origins))
+    }
+
     fn read(&mut self) {
         let text = match read_text(Path::new(self.file)) {
             Ok(text) => text,
             Err(what) => {
-                return self.problems.add("--config", format!("{} {what}", self.file));
+                return self.problems.add(self.flag, format!("{} {what}", self.file));
             }
         };
         let table = match located::parse(&text, self.file) {
@@ -147,7 +221,7 @@ impl Reader<'_> {
         let argument = match (&entry.value, switch) {
             (Value::Flag(true), true) => Ok(format!("--{name}")),
             (Value::Flag(false), true) => return,
-            (Value::Text(text), false) => Ok(format!("--{name}={text}")),
+            (Value::Text(text), false) => Ok(format!("--{name}={}", self.located(&name, text))),
             (number @ (Value::Whole(_) | Value::Real(_)), false) => {
                 Ok(format!("--{name}={number}"))
             }
@@ -166,9 +240,18 @@ impl Reader<'_> {
         let id = flag.get_id().as_str();
         let typed = self.typed.try_contains_id(id).unwrap_or(false)
             && self.typed.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
-        if runs && !typed {
+        if runs && !typed && !self.left_out.contains(&name.as_str()) {
             self.origins.note(format!("--{name}"), at);
             self.extra.push(argument.into());
+        }
+    }
+
+    /// The value of a flag; a file beside the settings of a resumed run is found from anywhere.
+    fn located(&self, name: &str, text: &str) -> String {
+        let beside = self.base.filter(|_| BESIDE.contains(&name)).map(|base| base.join(text));
+        match beside.filter(|path| path.is_file()) {
+            Some(path) => path.display().to_string(),
+            None => text.to_owned(),
         }
     }
 

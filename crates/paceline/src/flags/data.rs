@@ -3,11 +3,14 @@
 use super::{CheckpointOptions, Problems};
 use clap::Args;
 use paceline_exec::data::{BUILTIN, DataSource, Tokenizer};
+use paceline_exec::private::PrivateDir;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Training data flags.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Data")]
 pub(crate) struct DataFlags {
     /// Training data: builtin, a file, or a directory of files [default: builtin]
@@ -34,7 +37,7 @@ pub(crate) struct DataChoice {
 /// Name of the tokenizer file next to a checkpoint.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
-/// Defaults of the data flags, from a checkpoint.
+/// Defaults of the data flags, from a trained model.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DataDefaults {
     /// Path of the data files.
@@ -44,13 +47,10 @@ pub(crate) struct DataDefaults {
 }
 
 impl DataDefaults {
-    /// The defaults of the resumed checkpoint, if any.
+    /// The defaults of a run that starts from pretrained weights: their tokenizer, if they have one.
     pub(crate) fn of(keeping: &CheckpointOptions) -> Self {
-        let state = keeping.resume.as_ref().map(|resume| resume.state());
-        Self {
-            data: state.and_then(|state| state.data.path.clone()),
-            tokenizer: keeping.sibling(TOKENIZER),
-        }
+        let beside = keeping.init_from.as_ref().map(|from| from.path().join(TOKENIZER));
+        Self { data: None, tokenizer: beside.filter(|file| file.is_file()) }
     }
 }
 
@@ -89,8 +89,9 @@ impl DataFlags {
     }
 }
 
-/// Opens a file or directory as samples; caches its tokens there, or temporarily elsewhere.
+/// Opens a file or directory as samples; its tokens are in the user's cache directory.
 fn text(tokenizer: &Tokenizer, path: &Path) -> Result<DataSource, String> {
-    let text = tokenizer.text(path, &std::env::temp_dir()).map_err(|error| error.to_string())?;
+    let cache = || PrivateDir::cache("tokens");
+    let text = tokenizer.text(path, cache).map_err(|error| error.to_string())?;
     Ok(DataSource::Text(Arc::new(text)))
 }

@@ -5,13 +5,15 @@ use clap::Args;
 use paceline_comm::{Secret, TransportKind};
 use paceline_exec::Device;
 use paceline_plan::units::Bytes;
+use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 /// Flags for launching ranks.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Ranks")]
 pub(crate) struct LaunchFlags {
     /// Transport between ranks: thread (ranks are threads of one process), shm (processes that

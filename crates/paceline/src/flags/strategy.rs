@@ -19,9 +19,11 @@ use paceline_plan::strategy::{
 };
 use paceline_plan::units::Bytes;
 use paceline_sim::cluster::Cluster;
+use serde::Serialize;
 
 /// Flags of a plan.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Strategy")]
 pub(crate) struct StrategyFlags {
     /// Model: a built-in name, a TOML file, or a directory with a Hugging Face config.json

@@ -3,6 +3,7 @@
 use super::{Problems, real, whole, word};
 use clap::Args;
 use paceline_exec::{BatchScaling, LrSchedule, ScalingRule, Straggler};
+use serde::Serialize;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -10,7 +11,8 @@ use std::path::PathBuf;
 const MAX_THREADS: u64 = 1024;
 
 /// Training flags of a run.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Training")]
 pub(crate) struct TrainingFlags {
     /// Number of iterations to train [default: 100]
@@ -60,9 +62,13 @@ pub(crate) struct TrainingFlags {
     /// long programs 3]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub trace_iterations: Option<String>,
-    /// Directory for the run's files [default: runs/MODEL-NUMBER, the next free one]
+    /// Directory for the run's files [default: runs/MODEL-NUMBER, the next free one;
+    /// the resumed run's]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Replace the run that --out names; with --resume, discard its later checkpoints
+    #[arg(long)]
+    pub overwrite: bool,
     /// Directory for state that --offload moves to disk [default: the run's]
     #[arg(long, value_name = "DIR")]
     pub offload_dir: Option<PathBuf>,
@@ -101,6 +107,8 @@ pub(crate) struct Training {
     pub traced: Option<u32>,
     /// Directory for the run's files, if given.
     pub out: Option<PathBuf>,
+    /// True if a run in that directory is replaced.
+    pub overwrite: bool,
     /// Directory for offloaded state, if given.
     pub offload_dir: Option<PathBuf>,
 }
@@ -124,6 +132,7 @@ impl Default for Training {
             straggler: None,
             traced: None,
             out: None,
+            overwrite: false,
             offload_dir: None,
         }
     }
@@ -190,6 +199,7 @@ impl TrainingFlags {
             straggler,
             traced: traced.or(defaults.traced),
             out,
+            overwrite: self.overwrite || defaults.overwrite,
             offload_dir: self.offload_dir.clone().or(defaults.offload_dir.clone()),
         }
     }

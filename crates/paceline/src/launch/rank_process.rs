@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::flags::{Launch, Training};
 use paceline_comm::process::{self, ProcessOptions, ProcessTransport};
 use paceline_comm::{Transport, TransportKind, affinity};
+use paceline_exec::private::PrivateDir;
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
 use paceline_plan::text;
@@ -79,7 +80,10 @@ impl RankProcess {
         named: Option<&PathBuf>,
     ) -> Option<PathBuf> {
         let directory = self.place.launched.as_ref().or(named);
-        let directory = directory.cloned().unwrap_or_else(std::env::temp_dir);
+        // Without a directory of the run, none that others could have prepared.
+        let directory = directory
+            .cloned()
+            .or_else(|| Some(PrivateDir::cache("flight").ok()?.path().to_owned()))?;
         let path = directory.join(format!("flight-{}.txt", self.place.rank));
         let text = format!("{error}\n\n{}", self.transport.flight_record()?);
         // The run has already failed; a record that cannot be written must not hide the cause.
@@ -117,6 +121,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         straggler: _,
         traced: _,
         out: _,
+        overwrite: _,
         offload_dir: _,
     } = training;
     for (name, value) in [

@@ -14,9 +14,7 @@ use crate::output::{Journal, Output, RestartRecord, RunDir};
 use anyhow::anyhow;
 use paceline_exec::checkpoint::Checkpoint;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 /// A run that the launcher supervises until its end.
 pub(crate) struct SupervisedRun<'a> {
@@ -26,6 +24,8 @@ pub(crate) struct SupervisedRun<'a> {
     pub launch: &'a Launch,
     /// The run's directory.
     pub directory: &'a Path,
+    /// Checkpoint to start from, if the run is resumed.
+    pub resume: Option<&'a Checkpoint>,
     /// Number of iterations of the whole run.
     pub iterations: u32,
     /// Returns the largest layout for at most the given ranks, and the number of ranks it uses.
@@ -59,12 +59,12 @@ pub(crate) fn restart_state() -> Result<RestartState, Failure> {
 /// Starts the ranks, and restarts them if requested, until they are done.
 pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failure> {
     let interrupts = Interrupts::count();
-    let written = Written::since_now(&CheckpointOptions::folder(run.directory));
     let directory = RunDir::existing(run.directory);
-    Journal::clear(&directory);
     let recovery = run.launch.recovery;
     let (mut world, mut left) = (run.world, run.world);
-    let mut carried = RestartState::default();
+    let mut from = run.resume.map_or(0, |resume| resume.state().iteration);
+    let resume = run.resume.map(|resume| resume.path().to_owned());
+    let mut carried = RestartState { resume, layout: None };
     let mut before: Option<String> = None;
     for restart in 1.. {
         let started = Attempt { world, launch: run.launch, directory: run.directory };
@@ -94,9 +94,18 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
             };
             (carried.layout, world) = (Some(layout), ranks);
         }
-        let newest = written.newest(run.iterations);
-        let from = newest.as_ref().map_or(0, |(iteration, _)| *iteration);
-        carried.resume = newest.map(|(_, path)| path);
+        let folder = CheckpointOptions::folder(run.directory);
+        // Without a whole one the run starts where it started before.
+        if let Ok((newest, skipped)) = Checkpoint::newest_whole(&folder, run.iterations) {
+            (from, carried.resume) = (newest.state().iteration, Some(newest.path().to_owned()));
+            for skipped in skipped {
+                output.note(&format!(
+                    "{} is left out: {}",
+                    skipped.path.display(),
+                    skipped.problem
+                ));
+            }
+        }
         tracing::info!(target: "launch", restart, world, from, cause = %fall.cause, "restarting");
         Journal::note_restart(
             &directory,
@@ -163,32 +172,4 @@ struct RestartEvent<'a> {
     /// Layout that replaces the requested one.
     #[serde(skip_serializing_if = "Option::is_none")]
     layout: Option<&'a Layout>,
-}
-
-/// The checkpoints written by this run; the directory may also hold those of another.
-struct Written {
-    folder: PathBuf,
-    others: BTreeMap<PathBuf, Option<SystemTime>>,
-}
-
-impl Written {
-    fn since_now(folder: &Path) -> Self {
-        let others = Checkpoint::all(folder).into_iter().map(|(_, path)| {
-            let since = made(&path);
-            (path, since)
-        });
-        Self { others: others.collect(), folder: folder.to_owned() }
-    }
-
-    /// The newest checkpoint before the last iteration.
-    fn newest(&self, iterations: u32) -> Option<(u32, PathBuf)> {
-        let own = |path: &PathBuf| self.others.get(path).is_none_or(|since| *since != made(path));
-        let mut all = Checkpoint::all(&self.folder).into_iter().rev();
-        all.find(|(iteration, path)| *iteration < iterations && own(path))
-    }
-}
-
-/// Modification time of a checkpoint.
-fn made(path: &Path) -> Option<SystemTime> {
-    std::fs::metadata(path).and_then(|data| data.modified()).ok()
 }

@@ -17,7 +17,9 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     hidden.push(name);
     hidden.push(format!(".{}.partial", std::process::id()));
     let partial = folder.join(hidden);
-    let written = File::create(&partial)
+    // What a dead process of this number left, and nothing that it links to.
+    let _ = fs::remove_file(&partial);
+    let written = File::create_new(&partial)
         .and_then(|mut file| {
             file.write_all(contents)?;
             file.sync_all()

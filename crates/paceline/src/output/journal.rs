@@ -5,12 +5,17 @@
 //! outlives them. It is removed once `run.json` contains all of it.
 
 use super::run_dir::{IterationRecord, RestartRecord, RunDir};
+use super::write;
+use paceline_exec::regular;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 
 /// Name of the file in the run's directory.
 const NAME: &str = "iterations.jsonl";
+
+/// Maximum size: a hundred million iterations.
+const LARGEST: u64 = 16 << 30;
 
 /// The journal of a run in progress.
 #[derive(Debug)]
@@ -40,16 +45,45 @@ enum Line {
 }
 
 impl Journal {
-    /// Removes a journal that another run has left in the directory.
+    /// Removes the journal of a run whose `run.json` is written.
     pub(crate) fn clear(directory: &RunDir) {
         directory.remove(NAME);
+    }
+
+    /// Begins the journal of a run that continues after iteration `done` in the directory of its
+    /// first part: it has that part's iterations up to there, from the journal of a run that was
+    /// killed, or from the `run.json` of one that ended.
+    pub(crate) fn resume(directory: &RunDir, done: u32) -> io::Result<()> {
+        let mut past = Self::go_on(directory, done)?.1;
+        if let (true, Some(record)) = (past.iterations.is_empty(), directory.past_record()) {
+            past = EarlierAttempts {
+                before: record.iterations_before,
+                iterations: record.iterations,
+                restarts: record.restarts,
+            };
+            past.forget_after(done);
+        }
+        if past.done() != done {
+            // Iterations in between are unknown.
+            past = EarlierAttempts { before: done, ..EarlierAttempts::default() };
+        }
+        let mut lines = Vec::new();
+        let restarts = |after: u32| past.restarts.iter().filter(move |r| r.after == after);
+        for (iteration, record) in (past.before + 1..).zip(&past.iterations) {
+            lines.extend(restarts(iteration - 1).cloned().map(Line::Restart));
+            lines.push(Line::Iteration { iteration, record: *record });
+        }
+        lines.extend(restarts(done).cloned().map(Line::Restart));
+        let text = lines.iter().map(|line| Ok(serde_json::to_string(line)? + "\n"));
+        let text = text.collect::<serde_json::Result<String>>()?;
+        write(&directory.file(NAME), text.as_bytes())
     }
 
     /// Continues the journal of a run whose state is that after iteration `done`; also returns its
     /// contents up to there.
     pub(crate) fn go_on(directory: &RunDir, done: u32) -> io::Result<(Self, EarlierAttempts)> {
         let path = directory.file(NAME);
-        let text = match fs::read(&path) {
+        let text = match regular::read(&path, LARGEST) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error),

@@ -3,6 +3,7 @@
 mod atomic;
 mod interrupt;
 mod journal;
+mod lock;
 mod progress;
 mod run_dir;
 mod subject;
@@ -12,7 +13,8 @@ pub(crate) use interrupt::stop_on_interrupt;
 pub(crate) use journal::{EarlierAttempts, Journal};
 pub(crate) use progress::Progress;
 pub(crate) use run_dir::{
-    IterationRecord, MemoryRecord, ModelRecord, RestartRecord, RunDir, RunRecord, StalenessRecord,
+    Existing, IterationRecord, MemoryRecord, ModelRecord, RestartRecord, RunDir, RunRecord,
+    StalenessRecord, median,
 };
 pub(crate) use subject::{Place, StrategyRecord, Subject};
 

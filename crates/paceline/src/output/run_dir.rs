@@ -9,10 +9,13 @@
 //! | `report.html` | both, as a page |
 //! | `iterations.jsonl` | every iteration so far, during a run |
 //! | `checkpoints/` | the trained state; the last few |
+//! | `run.toml`, `model.toml`, `tokenizer.json` | the settings, for `--resume` |
+//! | `.lock` | locked while a job writes here |
 
+use super::lock::Lock;
 use super::write;
-use crate::flags::Problems;
-use paceline_exec::Staleness;
+use crate::flags::{CheckpointOptions, MODEL, Problems, SETTINGS, TOKENIZER};
+use paceline_exec::{Staleness, regular};
 use paceline_plan::model::Model;
 use paceline_plan::strategy::Strategy;
 use paceline_plan::trace::Trace;
@@ -20,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Settings and results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -57,7 +61,7 @@ pub(crate) struct RunRecord {
     /// Restarts after the loss of ranks, oldest first.
     #[serde(default)]
     pub restarts: Vec<RestartRecord>,
-    /// The last checkpoint, if there is one.
+    /// The last checkpoint, relative to the run's directory, if there is one.
     #[serde(default)]
     pub checkpoint: Option<String>,
     /// The exported Hugging Face directory, if requested.
@@ -67,8 +71,15 @@ pub(crate) struct RunRecord {
     pub floor: Option<f64>,
     /// Predicted iteration time.
     pub predicted_iteration_s: Option<f64>,
-    /// Median iteration time; the first is left out if there are others.
+    /// Number of iterations done before the part that is measured: when the run was started,
+    /// resumed or restarted last.
+    #[serde(default)]
+    pub part_from: u32,
+    /// Median time of the steady iterations of that part.
     pub measured_iteration_s: Option<f64>,
+    /// The first and the last steady iteration.
+    #[serde(default)]
+    pub measured_iterations: Option<[u32; 2]>,
     /// Tokens per second at that iteration time.
     pub tokens_per_s: Option<f64>,
     /// Measured peak memory of each rank, if the system reports it.
@@ -233,6 +244,31 @@ impl RunRecord {
         })
     }
 
+    /// The steady iterations, and the number of the first: those of the last part without its first
+    /// tenth, at least one, which fills caches and wakes threads, and without a compression warm-up,
+    /// which the prediction leaves out too.
+    pub(crate) fn steady(&self) -> (u32, &[IterationRecord]) {
+        let len = self.iterations.len();
+        let index = |iteration: u32| iteration.saturating_sub(self.iterations_before) as usize;
+        let part = index(self.part_from).min(len);
+        let compressed = index(self.compress_warmup).max(part);
+        let from = if compressed < len { compressed } else { part };
+        let left_out = (len - from).div_ceil(10).min((len - from).saturating_sub(1));
+        let first = from + left_out;
+        (self.iterations_before + first as u32 + 1, &self.iterations[first..])
+    }
+
+    /// The measured iterations as text.
+    pub(crate) fn measured_over(&self) -> String {
+        match self.measured_iterations {
+            Some([first, last]) if first < last => {
+                format!("the median of iterations {first} to {last}")
+            }
+            Some([only, _]) => format!("iteration {only}"),
+            None => "the median".to_owned(),
+        }
+    }
+
     /// The current format version.
     pub(crate) const FORMAT: u32 = 1;
 
@@ -251,28 +287,107 @@ impl RunRecord {
 #[derive(Clone, Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
+    /// Held while a job writes here.
+    lock: Option<Arc<Lock>>,
 }
 
+/// Treatment of a run that the directory already holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// The directory is refused.
+    Refuse,
+    /// The run is removed.
+    Replace,
+    /// The job continues it.
+    Continue,
+}
+
+/// Maximum size of a record or trace: a trace of a thousand ranks has some hundred megabytes.
+const LARGEST: u64 = 4 << 30;
+
+/// Files of a run, besides its checkpoints and flight records.
+const FILES: [&str; 10] = [
+    SETTINGS,
+    MODEL,
+    TOKENIZER,
+    "run.json",
+    "measured.json",
+    "simulated.json",
+    "trace.json",
+    "report.html",
+    "iterations.jsonl",
+    "machine.toml",
+];
+
 impl RunDir {
-    /// Creates the directory named by the user, or the next free one for the model. A directory
-    /// that is not writable is thus reported before training, not after.
-    pub(crate) fn create(named: Option<&Path>, model: &str) -> io::Result<Self> {
-        let path = match named {
-            Some(path) => {
-                fs::create_dir_all(path)?;
-                path.to_owned()
-            }
-            None => next_free(model)?,
+    /// Creates the directory named by the user, or the next free one for the model, and locks it
+    /// for this job. A directory that is not writable, in use, or taken by another run is thus
+    /// reported before training.
+    pub(crate) fn claim(
+        named: Option<&Path>,
+        model: &str,
+        existing: Existing,
+    ) -> Result<Self, String> {
+        let made = match named {
+            Some(path) => fs::create_dir_all(path).map(|()| path.to_owned()),
+            None => next_free(model),
         };
-        let probe = path.join(".writable");
-        fs::write(&probe, b"")?;
-        fs::remove_file(&probe)?;
-        Ok(Self { path })
+        let shown = named.unwrap_or(Path::new("runs")).display();
+        let unwritable = |error: io::Error| format!("{shown} cannot be written to: {error}");
+        let path = made.map_err(unwritable)?;
+        let lock = Lock::take(&path, existing == Existing::Continue).map_err(unwritable)?;
+        let lock = lock.map_err(|owner| {
+            format!("{} is in use by another job{owner}; use another directory", path.display())
+        })?;
+        let run = Self { path, lock: Some(Arc::new(lock)) };
+        let checkpoints = CheckpointOptions::folder(&run.path);
+        let has_checkpoints = fs::read_dir(&checkpoints).is_ok_and(|mut all| all.next().is_some());
+        let is_taken = has_checkpoints || FILES.iter().any(|name| run.file(name).exists());
+        match existing {
+            Existing::Refuse if is_taken => {
+                let path = run.path.display();
+                return Err(format!(
+                    "{path} holds a run; --resume {path} continues it, --overwrite replaces it, or                      use another directory"
+                ));
+            }
+            Existing::Replace => run.clear(&checkpoints).map_err(unwritable)?,
+            Existing::Refuse | Existing::Continue => {}
+        }
+        Ok(run)
+    }
+
+    /// Removes a run's files and checkpoints.
+    fn clear(&self, checkpoints: &Path) -> io::Result<()> {
+        let there = |removed: io::Result<()>| match removed {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        };
+        FILES.iter().try_for_each(|name| there(fs::remove_file(self.file(name))))?;
+        for entry in fs::read_dir(&self.path)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with("flight-") {
+                there(fs::remove_file(entry.path()))?;
+            }
+        }
+        there(fs::remove_dir_all(checkpoints))
     }
 
     /// A directory that is expected to hold a run.
     pub(crate) fn existing(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), lock: None }
+    }
+
+    /// Lets the processes that this one starts hold the lock too: it is released when the last of
+    /// them has ended, also if this one is killed.
+    pub(crate) fn share_lock(&self) {
+        if let Some(lock) = &self.lock {
+            lock.inherit();
+        }
+    }
+
+    /// The record of the run so far; `None` if it has not ended yet.
+    pub(crate) fn past_record(&self) -> Option<RunRecord> {
+        let text = regular::read(&self.file("run.json"), LARGEST).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
     /// Path of the directory.
@@ -329,7 +444,7 @@ impl RunDir {
 
     fn read(&self, name: &str, problems: &mut Problems) -> Option<String> {
         let path = self.file(name);
-        fs::read_to_string(&path)
+        regular::read_text(&path, LARGEST)
             .map_err(|error| problems.located(format!("{}: {error}", path.display())))
             .ok()
     }
@@ -352,4 +467,11 @@ fn next_free(model: &str) -> io::Result<PathBuf> {
         }
     }
     Err(io::Error::other(format!("runs/{name}-99999 is taken; clear the directory or use --out")))
+}
+
+/// Median of a list of times; of two middle ones the mean.
+pub(crate) fn median(mut times: Vec<f64>) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    let (low, high) = (times.get(times.len().checked_sub(1)? / 2)?, times.get(times.len() / 2)?);
+    Some((low + high) / 2.0)
 }

@@ -35,7 +35,9 @@ pub(crate) fn table(
     let mut text = String::new();
     for row in &rows {
         let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-            if column < texts { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            // Not by a format's width, which ends at 65,535.
+            let blank = " ".repeat(width - cell.chars().count());
+            if column < texts { cell.clone() + &blank } else { blank + cell }
         });
         text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');

@@ -23,7 +23,7 @@ pub(crate) use prediction_error::{ErrorSummary, error_summary};
 pub(crate) use table::breakdown_table;
 
 use paceline_plan::trace::Trace;
-use paceline_plan::units::Bytes;
+use paceline_plan::units::{Bytes, Seconds};
 
 /// Contents of a page. Every part but the title may be missing.
 #[derive(Clone, Debug, Default)]
@@ -44,8 +44,21 @@ pub(crate) struct ReportInput<'a> {
     pub insight: Option<Insight<'a>>,
     /// The measured trace.
     pub measured: Option<&'a Trace>,
+    /// Measured time of an iteration, over more of the run than was traced.
+    pub iteration: Option<IterationTime>,
     /// Caveats about the results.
     pub warnings: Vec<String>,
+}
+
+/// Measured time of an iteration beside its prediction.
+#[derive(Clone, Debug)]
+pub(crate) struct IterationTime {
+    /// The prediction, if there is one.
+    pub predicted: Option<Seconds>,
+    /// The median.
+    pub measured: Seconds,
+    /// The iterations of that median.
+    pub over: String,
 }
 
 /// Memory of one kind of buffer on each rank of a role.
@@ -93,7 +106,6 @@ pub(crate) mod tests {
     use super::*;
     use paceline_plan::ids::Rank;
     use paceline_plan::trace::{Origin, Span, SpanKind, TraceBuilder};
-    use paceline_plan::units::Seconds;
 
     /// Three iterations of a forward pass and an all_reduce on each rank.
     pub(crate) fn small(origin: Origin, ranks: u32, forward: f64) -> Trace {
@@ -168,6 +180,7 @@ pub(crate) mod tests {
             simulated,
             insight: None,
             measured,
+            iteration: None,
             warnings: vec!["x < y".to_owned()],
         }
     }

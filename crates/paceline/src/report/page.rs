@@ -3,7 +3,7 @@
 use super::numbers::{Scale, percent};
 use super::prediction_error::{ErrorSummary, error_summary};
 use super::rows::{PARTS, Pair, Row, rows};
-use super::{ReportInput, charts, insight, memory_curve, staleness, timeline};
+use super::{IterationTime, ReportInput, charts, insight, memory_curve, staleness, timeline};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use paceline_plan::trace::{Comparison, Tally, Trace, Window, compare};
 use paceline_plan::units::Seconds;
@@ -46,7 +46,7 @@ pub(super) fn page(input: &ReportInput<'_>) -> Markup {
                 @if let Some(longest) = longest(simulated, measured) {
                     @let scale = Scale::of(longest);
                     (section(heading(simulated, measured), html! {
-                        (iteration(simulated, measured, &scale))
+                        (iteration(input, &scale))
                         (breakdown(simulated, measured, &scale))
                     }))
                     (section("Timeline", timeline::figure(simulated, measured)))
@@ -95,31 +95,38 @@ fn heading(simulated: Option<&Trace>, measured: Option<&Trace>) -> &'static str 
     }
 }
 
-/// The predicted and measured iteration time as a sentence.
-fn iteration(simulated: Option<&Trace>, measured: Option<&Trace>, scale: &Scale) -> Markup {
+/// The predicted and measured iteration time as sentences: over the run, and of the traced
+/// iteration that table and timeline show.
+fn iteration(input: &ReportInput<'_>, scale: &Scale) -> Markup {
     let of =
         |trace: Option<&Trace>| trace.and_then(Trace::steady_window).as_ref().map(Window::length);
     let show = |time| html! { strong { (scale.full(time)) } };
-    let steady = measured.map(|trace| {
-        let mut times: Vec<Seconds> = trace.steady_windows().iter().map(Window::length).collect();
-        times.sort_by(|a, b| a.0.total_cmp(&b.0));
-        times
-    });
     html! {
         p {
-            @match (of(simulated), of(measured)) {
-                (Some(simulated), Some(measured)) => {
-                    "An iteration was predicted to take " (show(simulated)) " and took "
-                    (show(measured)) ": the prediction is off by "
-                    strong { (percent(Tally { simulated, measured }.error())) } "."
+            @match &input.iteration {
+                Some(IterationTime { predicted: Some(simulated), measured, over }) => {
+                    "An iteration was predicted to take " (show(*simulated)) " and took "
+                    (show(*measured)) ", " (over) ": the prediction is off by "
+                    strong {
+                        (percent(Tally { simulated: *simulated, measured: *measured }.error()))
+                    } ". "
                 }
-                (Some(time), None) => { "An iteration is predicted to take " (show(time)) "." }
-                (None, Some(time)) => { "An iteration took " (show(time)) "." }
-                (None, None) => {}
+                Some(IterationTime { predicted: None, measured, over }) => {
+                    "An iteration took " (show(*measured)) ", " (over) ". "
+                }
+                None => {}
             }
-            @if let Some([first, .., last]) = steady.as_deref() {
-                " The measured one is the median of " (steady.iter().flatten().count())
-                " steady iterations, which took " (scale.show(*first)) " to " (scale.full(*last)) "."
+            @match (of(input.simulated), of(input.measured)) {
+                (Some(simulated), Some(measured)) => {
+                    "The traced iteration shown here was predicted to take "
+                    (scale.full(simulated)) " and took " (scale.full(measured)) "."
+                }
+                (Some(time), None) if input.iteration.is_none() => {
+                    "An iteration is predicted to take " (show(time)) "."
+                }
+                (Some(_), None) => {}
+                (None, Some(time)) => { "The traced iteration shown here took " (scale.full(time)) "." }
+                (None, None) => {}
             }
         }
     }

@@ -61,14 +61,14 @@ fn closing(predicted: Option<Seconds>, seen: Option<Seconds>, scale: &Scale) -> 
         (Some(p), Some(m)) => {
             let error = (m.0 > 0.0).then(|| (p - m).0 / m.0);
             format!(
-                "One iteration: {} predicted, {} measured ({}).",
+                "The traced iteration: {} predicted, {} measured ({}).",
                 scale.full(p),
                 scale.full(m),
                 percent(error)
             )
         }
-        (Some(p), None) => format!("One iteration: {} predicted.", scale.full(p)),
-        (None, Some(m)) => format!("One iteration: {} measured.", scale.full(m)),
+        (Some(p), None) => format!("The iteration: {} predicted.", scale.full(p)),
+        (None, Some(m)) => format!("The traced iteration: {} measured.", scale.full(m)),
         (None, None) => String::new(),
     }
 }
@@ -202,7 +202,11 @@ mod tests {
 │    0 │ 0.400  0.600 │  0.400   0.400 │ 0.400  0.300 │ 0.200  0.100 │
 ";
         assert_eq!(table.lines().take(5).map(|l| format!("{l}\n")).collect::<String>(), expected);
-        assert!(table.ends_with("One iteration: 1.000 ms predicted, 1.000 ms measured (0.0 %).\n"));
+        assert!(
+            table.ends_with(
+                "The traced iteration: 1.000 ms predicted, 1.000 ms measured (0.0 %).\n"
+            )
+        );
     }
 
     #[test]

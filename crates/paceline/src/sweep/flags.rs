@@ -61,6 +61,9 @@ const FIXED: [&str; 15] = [
     "report", "format", "details", "strategy",
 ];
 
+/// Maximum characters of a name or label in a table.
+const LONGEST_NAME: usize = 1000;
+
 impl SweepFlags {
     /// Returns true if a study is requested.
     pub(crate) fn is_asked_for(&self) -> bool {
@@ -126,6 +129,17 @@ impl SweepFlags {
             Some(text) => Field::parse_all(text, problems),
             None => usual.iter().map(|name| Field::named(name)).collect(),
         };
+        let labels = axes.iter().flat_map(|axis| &axis.settings).map(|setting| &setting.label);
+        let names = axes.iter().flat_map(|axis| &axis.names).chain(labels);
+        let shown = names.map(|name| ("--vary", name));
+        for (flag, name) in shown.chain(fields.iter().map(|field| ("--y", &field.name))) {
+            let length = name.chars().count();
+            if length > LONGEST_NAME {
+                let text =
+                    format!("a name of {length} characters; at most {LONGEST_NAME} are shown");
+                problems.add(flag, text);
+            }
+        }
         let log = self.log(problems);
         let study = Study { axes, fields, chosen: self.y.is_some(), log };
         self.picture(&study, problems);

@@ -50,7 +50,7 @@ const PROMISES: &[(&str, Promise)] = &[
 ];
 
 /// Enough iterations for losses to fall, few enough for a dozen runs.
-const FEW: &str = "--iterations 8 --warmup 2 --json --save-every 0 --out run";
+const FEW: &str = "--iterations 8 --warmup 2 --json --save-every 0 --out run --overwrite";
 /// Shortened samples, for models that read tokens.
 const SHORT: &str = "--seq 16";
 /// Files whose samples are not tokens.

@@ -162,13 +162,13 @@ fn what_cannot_be_restarted_says_why_it_ended() {
     assert!(told.contains("another would not help"), "{told}");
 }
 
-/// A directory may hold checkpoints of an earlier run; a restart must not resume from them.
+/// A directory may have held checkpoints of a replaced run; a restart must not resume from them.
 #[test]
 fn a_restart_never_takes_another_runs_checkpoint() {
     let here = Folder::new();
     let line = format!("{TRAIN} --dp 2 --max-restarts 2 --out run");
     here.run(&line).done();
-    let never = line.replace("--save-every 10", "--save-every 1000 --seed 2");
+    let never = line.replace("--save-every 10", "--save-every 1000 --seed 2 --overwrite");
     let mut victim = Victim::start(&here, &never);
     victim.kill(1, 20);
     let (code, objects, told) = victim.end();

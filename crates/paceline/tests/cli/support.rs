@@ -46,7 +46,7 @@ impl Folder {
 
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
-        command.current_dir(&self.0);
+        command.current_dir(&self.0).env("XDG_CACHE_HOME", self.0.join(".cache"));
         command
     }
 }

@@ -28,7 +28,10 @@ pub(super) fn refuse_contradictions(
     }
     let done = keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
     if done > 0 && training.iterations <= done {
-        let text = "counts from the run's start, and the checkpoint is at";
-        problems.add("--iterations", format!("{text} {done}; use more than that"));
+        let text = format!(
+            "{} counts from the run's start, and the checkpoint is at {done}; use more than that",
+            training.iterations
+        );
+        problems.add("--iterations", text);
     }
 }

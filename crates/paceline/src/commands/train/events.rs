@@ -1,6 +1,6 @@
 //! JSON events of a run: one object per iteration, and one for the whole run.
 
-use crate::output::{IterationRecord, RunDir, RunRecord, StalenessRecord, Subject};
+use crate::output::{IterationRecord, RunDir, RunRecord, StalenessRecord, Subject, median};
 use paceline_exec::{IterationReport, Staleness};
 use paceline_plan::trace::Trace;
 use paceline_sim::cluster::Cluster;
@@ -83,6 +83,8 @@ pub(super) struct DoneEvent<'a> {
     tokens_per_s: Option<f64>,
     predicted_iteration_s: Option<f64>,
     measured_iteration_s: Option<f64>,
+    /// The first and the last iteration of that median.
+    measured_iterations: Option<[u32; 2]>,
     /// Exposed communication of steady iterations, averaged over all ranks.
     predicted_exposed_s: Option<f64>,
     measured_exposed_s: Option<f64>,
@@ -92,8 +94,11 @@ pub(super) struct DoneEvent<'a> {
     /// Staleness over the whole run.
     #[serde(skip_serializing_if = "Option::is_none")]
     staleness: Option<StalenessRecord>,
-    checkpoint: Option<&'a str>,
+    checkpoint: Option<String>,
     run_dir: String,
+    /// The command that resumes the run, if it was stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resume: Option<String>,
 }
 
 impl<'a> DoneEvent<'a> {
@@ -101,9 +106,10 @@ impl<'a> DoneEvent<'a> {
         record: &'a RunRecord,
         cluster: &Cluster,
         directory: &RunDir,
-        predicted: Option<&Trace>,
-        measured: Option<&Trace>,
+        (predicted, measured): (Option<&Trace>, Option<&Trace>),
+        resume: Option<String>,
     ) -> Self {
+        let path = |name: &String| directory.file(name).display().to_string();
         let last = record.iterations.last().and_then(|iteration| iteration.loss);
         Self {
             event: "done",
@@ -115,14 +121,16 @@ impl<'a> DoneEvent<'a> {
             tokens_per_s: record.tokens_per_s,
             predicted_iteration_s: record.predicted_iteration_s,
             measured_iteration_s: record.measured_iteration_s,
+            measured_iterations: record.measured_iterations,
             predicted_exposed_s: predicted.and_then(exposed),
             measured_exposed_s: measured.and_then(exposed),
             peak_bytes: record.peak_bytes.as_deref(),
             planned_peak_bytes: &record.planned_peak_bytes,
             stopped: record.stopped,
             staleness: record.staleness(),
-            checkpoint: record.checkpoint.as_deref(),
+            checkpoint: record.checkpoint.as_ref().map(path),
             run_dir: directory.path().display().to_string(),
+            resume,
         }
     }
 }
@@ -136,9 +144,7 @@ fn exposed(trace: &Trace) -> Option<f64> {
         let sum: f64 = ranks.iter().map(|(_, breakdown)| breakdown.exposed_communication.0).sum();
         means.extend((!ranks.is_empty()).then(|| sum / ranks.len() as f64));
     }
-    means.sort_unstable_by(f64::total_cmp);
-    let (low, high) = (means.get(means.len().checked_sub(1)? / 2)?, means.get(means.len() / 2)?);
-    Some((low + high) / 2.0)
+    median(means)
 }
 
 /// A float's bit pattern, for exact comparison of two runs.

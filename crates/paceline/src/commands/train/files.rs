@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::output::{RunDir, RunRecord, StalenessRecord};
 use crate::report::{ErrorSummary, breakdown_table, error_summary};
 use paceline_plan::trace::{Trace, to_perfetto, to_perfetto_with};
-use paceline_plan::units::Bytes;
+use paceline_plan::units::{Bytes, Seconds};
 
 /// Writes the run's files; `run.json` comes second to last, because it lists the traces.
 pub(super) fn write_files(
@@ -54,12 +54,18 @@ pub(super) fn closing(
     let losses = record.losses();
     if let [first, .., last] | [first @ last] = losses.as_slice() {
         let floor = record.floor.map_or(String::new(), |floor| format!(" (floor {floor:.4})"));
-        let pace = record.tokens_per_s.unwrap_or(0.0);
-        text += &format!(
-            "loss {first:.4} → {last:.4}{floor} in {} iterations at {pace:.0} {}/s\n",
-            losses.len(),
-            record.model.unit()
-        );
+        text += &format!("loss {first:.4} → {last:.4}{floor} in {} iterations\n", losses.len());
+    }
+    if let Some(measured) = record.measured_iteration_s {
+        let error = record.predicted_iteration_s.map_or(String::new(), |predicted| {
+            let off = 100.0 * (predicted / measured - 1.0);
+            format!(", {} predicted ({off:+.1} %)", Seconds(predicted))
+        });
+        let over = record.measured_over();
+        text += &format!("One iteration: {} measured, {over}{error}\n", Seconds(measured));
+        if let Some(pace) = record.tokens_per_s {
+            text += &format!("{pace:.0} {}/s at that median\n", record.model.unit());
+        }
     }
     if let Some(StalenessRecord { mean, max, max_lead: ahead, .. }) = record.staleness() {
         text += &format!(
@@ -86,7 +92,7 @@ pub(super) fn closing(
     text += &format!("\nreport    {}\n", path("report.html"));
     text += &format!("trace     {} (opens in Perfetto)\n", path("trace.json"));
     if let Some(checkpoint) = &record.checkpoint {
-        text += &format!("checkpoint {checkpoint}\n");
+        text += &format!("checkpoint {}\n", path(checkpoint));
     }
     if let Some(exported) = &record.exported {
         text += &format!("exported  {exported} (for transformers)\n");

@@ -1,7 +1,7 @@
 //! Checks that this machine, its data and its disk can run the request.
 
 use crate::failure::Failure;
-use crate::flags::{CheckpointOptions, Launch, LaunchMode, Problems, StrategyFlags};
+use crate::flags::{CheckpointOptions, Launch, LaunchMode, Problems, StrategyFlags, read_text};
 use paceline_comm::TransportKind;
 use paceline_exec::data::{Data, DataSource, SampleKind};
 use paceline_exec::hugging_face::can_export;
@@ -147,7 +147,7 @@ pub(super) const MACHINE: &str = "machine.toml";
 /// common machine with this one's number of cores, oversubscribed if there are more ranks than
 /// cores.
 pub(super) fn this_machine(ranks: u32, launched: Option<&Path>) -> Result<Cluster, Failure> {
-    let seen = launched.and_then(|directory| std::fs::read_to_string(directory.join(MACHINE)).ok());
+    let seen = launched.and_then(|directory| read_text(&directory.join(MACHINE)).ok());
     if let Some(seen) = seen.and_then(|text| Cluster::parse(&text, MACHINE).ok()) {
         return Ok(seen);
     }

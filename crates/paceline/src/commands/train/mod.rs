@@ -1,11 +1,13 @@
 //! `paceline train`: runs a plan, and compares its prediction with the measurement.
 
 mod contradictions;
+mod directory;
 mod events;
 mod files;
 mod machine;
 mod record;
 mod scratch;
+mod settings;
 mod study;
 mod throughput;
 
@@ -16,8 +18,8 @@ use crate::calibrate::profile_plan;
 use crate::failure::Failure;
 use crate::flags::{
     CheckpointFlags, CheckpointOptions, ClusterFlags, CommonFlags, DataChoice, DataDefaults,
-    DataFlags, Defaults, Launch, LaunchFlags, MODEL, Origins, Problems, Request, SavePolicy,
-    StrategyFlags, TOKENIZER, Training, TrainingFlags,
+    DataFlags, Defaults, Launch, LaunchFlags, MODEL, Origins, Problems, Request, SETTINGS,
+    SavePolicy, StrategyFlags, TOKENIZER, Training, TrainingFlags,
 };
 use crate::launch::{self, Layout, RankIdentity, RankProcess};
 use crate::output::{self, IterationRecord, Journal, Output, RunDir, RunRecord, stop_on_interrupt};
@@ -42,6 +44,7 @@ use paceline_plan::program::Plan;
 use paceline_plan::units::Seconds;
 use paceline_sim::cluster::{Cluster, IndexRange, Selector as Somewhere, Straggler};
 use scratch::Scratch;
+use settings::Settings;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,20 +74,20 @@ pub(crate) struct Flags {
 }
 
 /// Flags of a run.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub(crate) struct JobFlags {
     #[command(flatten)]
-    strategy: StrategyFlags,
+    pub(super) strategy: StrategyFlags,
     #[command(flatten)]
-    training: TrainingFlags,
+    pub(super) training: TrainingFlags,
     #[command(flatten)]
-    data: DataFlags,
+    pub(super) data: DataFlags,
     #[command(flatten)]
-    checkpoints: CheckpointFlags,
+    pub(super) checkpoints: CheckpointFlags,
     #[command(flatten)]
-    launch: LaunchFlags,
+    pub(super) launch: LaunchFlags,
     #[command(flatten)]
-    cluster: ClusterFlags,
+    pub(super) cluster: ClusterFlags,
     #[command(flatten)]
     pub(super) common: CommonFlags,
 }
@@ -143,10 +146,7 @@ pub(crate) fn start(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Res
 fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, Failure> {
     let mut problems = Problems::new(origins);
     let carried = launch::restart_state()?;
-    let mut keeping = flags.checkpoints.check(&mut problems);
-    if let Some(resume) = &carried.resume {
-        keeping.go_on_from(resume, &mut problems);
-    }
+    let mut keeping = flags.checkpoints.check(carried.resume.as_deref(), &mut problems);
     let mut defaults = Training::default();
     if purpose == Purpose::Measure {
         defaults.iterations = MEASURED;
@@ -154,15 +154,12 @@ fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, 
             keeping.saving = SavePolicy::Never;
         }
     }
-    if let Some(resume) = &keeping.resume {
-        defaults.seed = resume.state().seed;
+    let mut training = flags.training.check(&defaults, &mut problems);
+    if let (Purpose::Train, Some(run)) = (purpose, &keeping.run) {
+        training.out = training.out.or_else(|| run.home.clone());
     }
-    let training = flags.training.check(&defaults, &mut problems);
     let mut strategy = flags.strategy.clone();
     strategy.model = strategy.model.or_else(|| keeping.model());
-    if let (None, Some(resume)) = (&strategy.optimizer, &keeping.resume) {
-        strategy.optimizer = Some(resume.state().optimizer.to_string());
-    }
     if let Some(layout) = &carried.layout {
         layout.apply(&mut strategy);
     }
@@ -175,11 +172,15 @@ fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, 
     let mut job =
         Job::check(&strategy, &flags.cluster, training, (keeping, data), launch, problems)?;
     job.purpose = purpose;
+    let written = job.training.out.as_ref().filter(|_| carried.layout.is_some());
+    let written = written.and_then(|directory| Settings::read(&directory.join(SETTINGS)));
+    // A layout that replaces the requested one for lack of ranks is not what a later run wants.
+    job.settings = written.unwrap_or_else(|| Settings::of(&job, flags));
     Ok(job)
 }
 
 /// A validated run.
-pub(super) struct Job {
+struct Job {
     model: Model,
     plan: Plan,
     training: Training,
@@ -200,11 +201,13 @@ pub(super) struct Job {
     warm_up: u32,
     /// The requested flags, from which another layout is derived if ranks are lost.
     asked: (StrategyFlags, ClusterFlags),
+    /// The settings that `--resume` takes over.
+    settings: Settings,
 }
 
 impl Job {
     /// Reports every error that can be detected before a rank starts.
-    pub(super) fn check(
+    fn check(
         strategy: &StrategyFlags,
         flags: &ClusterFlags,
         mut training: Training,
@@ -288,6 +291,7 @@ impl Job {
             purpose,
             warm_up,
             asked,
+            settings: Settings::default(),
         };
         job.select_measurements();
         Ok(job)
@@ -324,7 +328,7 @@ impl Job {
 
     /// Trains: as threads of this process, as processes that it starts, or as one such rank
     /// process.
-    pub(super) fn run(mut self, output: &Output) -> Result<(), Failure> {
+    fn run(mut self, output: &Output) -> Result<(), Failure> {
         let world = self.plan.mesh.world();
         let threads = match self.launch.transport {
             TransportKind::Thread => true,
@@ -333,22 +337,35 @@ impl Job {
         };
         match self.place.take() {
             Some(place) => {
+                // A launcher of this program has claimed the directory for its ranks.
+                let directory = match &place.launched {
+                    _ if place.rank > 0 => None,
+                    Some(directory) => Some(RunDir::existing(directory)),
+                    None => Some(self.directory()?),
+                };
                 place.keep_to_cores(self.threads_per_rank(), self.cores);
                 let member = launch::connect(place, &self.launch, &self.plan, &self.training)?;
-                if member.place.rank == 0 {
-                    self.run_leader(Some(member), output)
-                } else {
-                    self.run_follower(member)
+                match directory {
+                    Some(directory) => self.run_leader(directory, Some(member), output),
+                    None => self.run_follower(member),
                 }
             }
-            None if threads => self.run_leader(None, output),
+            None if threads => {
+                let directory = self.directory()?;
+                self.run_leader(directory, None, output)
+            }
             None => {
                 let directory = self.directory()?;
+                directory.share_lock();
+                for left_out in self.keeping.left_out() {
+                    output.note(&format!("warning: {left_out}"));
+                }
                 self.profile_machine(&directory);
                 let run = launch::SupervisedRun {
                     world,
                     launch: &self.launch,
                     directory: directory.path(),
+                    resume: self.keeping.resume.as_deref(),
                     iterations: self.training.iterations,
                     replan: &|ranks| self.replan(ranks),
                 };
@@ -357,7 +374,7 @@ impl Job {
                 if let Some(moved) = before.or_else(|| core_migration_note(&self.cluster)) {
                     output.note(&moved);
                 }
-                ended
+                ended.map_err(|failure| self.with_remedy(failure, &directory))
             }
         }
     }
@@ -382,14 +399,6 @@ impl Job {
         })
     }
 
-    fn directory(&self) -> Result<RunDir, Failure> {
-        let named = self.training.out.as_deref();
-        RunDir::create(named, self.model.name()).map_err(|error| {
-            let path = named.unwrap_or(std::path::Path::new("runs")).display();
-            Failure::flag("--out", format!("{path} cannot be written to: {error}"))
-        })
-    }
-
     /// Runs a rank that reports to rank 0.
     fn run_follower(&self, mut member: RankProcess) -> Result<(), Failure> {
         let options = self.options(&Arc::default(), Path::new(""));
@@ -409,20 +418,20 @@ impl Job {
     /// unless this process is rank 0 of several processes.
     fn run_leader(
         mut self,
+        directory: RunDir,
         mut member: Option<RankProcess>,
         output: &Output,
     ) -> Result<(), Failure> {
-        let directory = self.directory()?;
         if member.is_none() {
             self.profile_machine(&directory);
-        }
-        // Ranks restarted by the launcher continue the journal of the earlier attempts.
-        if member.as_ref().is_none_or(|member| member.place.launched.is_none()) {
-            Journal::clear(&directory);
         }
         let resumed = self.keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
         let (mut journal, past) = Journal::go_on(&directory, resumed)?;
         let mut record = self.record(past);
+        if self.purpose == Purpose::Train {
+            record.warnings.extend(self.changes());
+            self.store_settings(&directory)?;
+        }
         let predicted = self.predict(&mut record);
         self.announce(&record, output)?;
 
@@ -482,14 +491,20 @@ impl Job {
         write_files(&directory, &mut record, predicted.as_ref(), measured.as_ref())?;
         if let Some(failure) = failure {
             output.note(&format!("what there is lies in {}", directory.path().display()));
-            return Err(failure);
+            return Err(self.with_remedy(failure, &directory));
         }
         Journal::clear(&directory);
         match self.purpose {
             Purpose::Train => {
                 let (predicted, measured) = (predicted.as_ref(), measured.as_ref());
-                output.print(&closing(&record, &directory, predicted, measured))?;
-                let done = DoneEvent::new(&record, &self.cluster, &directory, predicted, measured);
+                let mut text = closing(&record, &directory, predicted, measured);
+                let resume = self.resume_command(&directory).filter(|_| record.stopped);
+                if let Some(command) = &resume {
+                    text += &format!("resume with {command}\n");
+                }
+                output.print(&text)?;
+                let traces = (predicted, measured);
+                let done = DoneEvent::new(&record, &self.cluster, &directory, traces, resume);
                 Ok(output.print_json(&done)?)
             }
             Purpose::Measure => {
@@ -557,7 +572,10 @@ impl Job {
             SavePolicy::AtEnd => None,
             SavePolicy::Every(every) => Some(every),
         };
-        let mut extra_files = vec![(MODEL.to_owned(), self.model.to_toml().into_bytes())];
+        let mut extra_files = vec![
+            (MODEL.to_owned(), self.model.to_toml().into_bytes()),
+            (SETTINGS.to_owned(), self.settings.to_toml().into_bytes()),
+        ];
         if let Tokenizer::HuggingFace { json, .. } = &self.data.tokenizer {
             extra_files.push((TOKENIZER.to_owned(), json.clone()));
         }
@@ -574,22 +592,18 @@ impl Job {
 
     /// Records the last checkpoint, and exports it on request.
     fn keep(&self, record: &mut RunRecord, directory: &RunDir) -> Result<(), Failure> {
-        // The directory may also hold checkpoints of another, longer run.
-        let done = record.iterations_done();
-        let all = Checkpoint::all(&CheckpointOptions::folder(directory.path())).into_iter().rev();
-        let mut own = all.filter(|(iteration, _)| *iteration <= done);
-        let Some((_, path)) = own.next().filter(|_| self.keeping.saving != SavePolicy::Never)
-        else {
+        let newest = Checkpoint::all(&CheckpointOptions::folder(directory.path())).pop();
+        let Some((_, path)) = newest.filter(|_| self.keeping.saving != SavePolicy::Never) else {
             return Ok(());
         };
         let last = Checkpoint::open(&path).map_err(|error| Failure::Run(error.into()))?;
-        record.checkpoint = Some(last.path().display().to_string());
+        let within = last.path().strip_prefix(directory.path()).unwrap_or(last.path());
+        record.checkpoint = Some(within.display().to_string());
         let Some(path) = &self.keeping.export_hf else { return Ok(()) };
-        let tokenizer = match &self.data.tokenizer {
-            Tokenizer::HuggingFace { json, .. } => Some(json.as_slice()),
-            Tokenizer::Bytes | Tokenizer::Words => None,
-        };
-        export(&self.model, &last, tokenizer, path).map_err(|error| Failure::Run(error.into()))?;
+        let vocab = u32::try_from(self.model.vocab).unwrap_or(u32::MAX);
+        let tokenizer = self.data.tokenizer.to_json(vocab);
+        let about = (tokenizer.as_slice(), self.plan.strategy.seq);
+        export(&self.model, &last, about, path).map_err(|error| Failure::Run(error.into()))?;
         record.exported = Some(path.display().to_string());
         Ok(())
     }

@@ -3,7 +3,9 @@
 use super::Job;
 use super::machine::planned;
 use crate::failure::Failure;
-use crate::output::{EarlierAttempts, MemoryRecord, ModelRecord, Output, Progress, RunRecord};
+use crate::output::{
+    EarlierAttempts, MemoryRecord, ModelRecord, Output, Progress, RunRecord, median,
+};
 use crate::overview::{facts, warnings};
 use paceline_exec::Device;
 use paceline_exec::checkpoint::RankState;
@@ -42,6 +44,7 @@ impl Job {
                     .to_owned(),
             );
         }
+        warnings.extend(keeping.left_out());
         let memory = plan.programs.iter().flat_map(|program| {
             MemoryKind::ARENA.map(|kind| MemoryRecord {
                 role: program.name.clone(),
@@ -71,6 +74,7 @@ impl Job {
             format: RunRecord::FORMAT,
             facts,
             iterations_before: past.before,
+            part_from: past.done(),
             restarts: past.restarts,
             checkpoint: None,
             exported: None,
@@ -88,6 +92,7 @@ impl Job {
             floor: self.floor(),
             predicted_iteration_s: None,
             measured_iteration_s: None,
+            measured_iterations: None,
             tokens_per_s: None,
             peak_bytes: None,
             planned_peak_bytes: planned(plan),
@@ -144,17 +149,11 @@ impl Job {
 
     /// Computes the measured iteration time and throughput.
     pub(super) fn conclude(&self, record: &mut RunRecord) {
-        // The prediction is for iterations after any compression warm-up.
-        let warm_up = record.compress_warmup.saturating_sub(record.iterations_before);
-        let compressed = record.iterations.get(warm_up as usize..).filter(|rest| !rest.is_empty());
-        let steady = match compressed.unwrap_or(&record.iterations) {
-            // The first iteration also fills caches and wakes threads.
-            [_, steady @ ..] if !steady.is_empty() => steady,
-            all => all,
-        };
-        let mut times: Vec<f64> = steady.iter().map(|iteration| iteration.seconds).collect();
-        times.sort_by(f64::total_cmp);
-        record.measured_iteration_s = times.get(times.len() / 2).copied();
+        let (first, steady) = record.steady();
+        let times: Vec<f64> = steady.iter().map(|iteration| iteration.seconds).collect();
+        let last = first + (times.len() as u32).saturating_sub(1);
+        record.measured_iterations = (!times.is_empty()).then_some([first, last]);
+        record.measured_iteration_s = median(times);
         let tokens = self.plan.strategy.tokens() as f64;
         let pace = record.measured_iteration_s.filter(|seconds| *seconds > 0.0);
         record.tokens_per_s = pace.map(|seconds| tokens / seconds);

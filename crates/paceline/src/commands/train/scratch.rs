@@ -1,6 +1,7 @@
 //! Directory of a run that keeps no files.
 
 use crate::failure::Failure;
+use paceline_exec::private::temporary_directory;
 use std::path::{Path, PathBuf};
 
 /// A directory that is removed when the run ends.
@@ -8,9 +9,7 @@ pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(super) fn new() -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("paceline-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path)?;
-        Ok(Self(path))
+        Ok(Self(temporary_directory("paceline-bench")?))
     }
 
     pub(super) fn path(&self) -> &Path {

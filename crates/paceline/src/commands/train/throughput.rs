@@ -40,12 +40,12 @@ pub(super) struct Throughput {
 impl Throughput {
     /// The throughput of a run; `None` if it has no iteration.
     pub(super) fn of(job: &Job, record: &RunRecord) -> Option<Self> {
-        let all: Vec<f64> = record.iterations.iter().map(|iteration| iteration.seconds).collect();
-        let left_out = all.len().div_ceil(10).min(all.len().saturating_sub(1));
-        let mut times = all[left_out..].to_vec();
+        let (_, steady) = record.steady();
+        let mut times: Vec<f64> = steady.iter().map(|iteration| iteration.seconds).collect();
+        let left_out = record.iterations.len() - times.len();
         times.sort_by(f64::total_cmp);
         let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize);
-        let measured_iteration_s = *at(0.5)?;
+        let measured_iteration_s = record.measured_iteration_s?;
         let tokens = job.plan.strategy.tokens();
         let loss = record.iterations.last().and_then(|iteration| iteration.loss);
         Some(Self {
@@ -85,7 +85,7 @@ impl fmt::Display for Throughput {
             format!("{} (8 of 10 from {p10} to {p90})", time(self.measured_iteration_s)),
         )?;
         line("range", format!("{} to {}", time(self.min_s), time(self.max_s)))?;
-        line(&format!("{}/s", self.unit), format!("{:.0}", self.tokens_per_s))?;
+        line(&format!("{}/s", self.unit), format!("{:.0} at the median", self.tokens_per_s))?;
         if let Some(predicted) = self.predicted_iteration_s {
             let off = 100.0 * (predicted / self.measured_iteration_s - 1.0);
             line("predicted", format!("{} ({off:+.1} %)", time(predicted)))?;
