@@ -29,12 +29,12 @@ CASES = {
 WARMUP = 2
 
 
-def paceline(given, case, threads):
+def paceline(given, case, threads, dtype):
     """Median iteration time in seconds, and peak resident bytes."""
     model, batch, seq, iterations = case
     command = [
         given.paceline, "train", "--json", "--model", str(model), "--global-batch", str(batch),
-        "--micro-batch", str(batch), "--seq", str(seq), "--threads-per-rank", str(threads),
+        "--micro-batch", str(batch), "--seq", str(seq), "--threads-per-rank", str(threads), "--dtype", dtype,
         "--iterations", str(WARMUP + iterations), "--out", os.environ.get("TMPDIR", "/tmp") + "/peer",
     ]
     lines = [json.loads(line) for line in run(command, given.under).splitlines()]
@@ -65,23 +65,27 @@ def compare(name, threads, given):
     case = CASES[name]
     rows = []
     for _ in range(given.rounds):
-        ours, our_bytes = paceline(given, case, threads)
-        eager, eager_bytes, parameters = pytorch(given, case, threads, [])
+        extra = ["--bf16"] if given.dtype == "bf16" else []
+        ours, our_bytes = paceline(given, case, threads, given.dtype)
+        eager, eager_bytes, parameters = pytorch(given, case, threads, extra)
         row = {
             "paceline_s": ours,
             "eager_s": eager,
             "over_eager": eager / ours,
             "memory_share": (our_bytes - 16 * parameters) / (eager_bytes - 16 * parameters),
         }
+        if given.dtype != "f32":
+            row["f32_s"] = paceline(given, case, threads, "f32")[0]
+            row["share_of_f32"] = ours / row["f32_s"]
         if not given.no_compile:
-            row["compile_s"] = pytorch(given, case, threads, ["--compile"])[0]
+            row["compile_s"] = pytorch(given, case, threads, [*extra, "--compile"])[0]
             row["over_compile"] = row["compile_s"] / ours
         rows.append(row)
         print(f"  {name}, {threads} threads: {json.dumps(row)}", file=sys.stderr)
     medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
     tokens = case[1] * case[2]
     medians["tokens_per_s"] = tokens / medians["paceline_s"]
-    print(json.dumps({"case": name, "threads": threads, "rounds": len(rows), **medians}))
+    print(json.dumps({"case": name, "dtype": given.dtype, "threads": threads, "rounds": len(rows), **medians}))
 
 
 def main():
@@ -92,6 +96,8 @@ def main():
     arguments.add_argument("--threads", default="1,2")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--under", default="", help="prefix of each command, such as 'nice -n -19'")
+    arguments.add_argument("--dtype", default="f32", choices=["f32", "bf16"],
+                           help="bf16: beside PyTorch's autocast, and beside Paceline in f32")
     arguments.add_argument("--no-compile", action="store_true")
     given = arguments.parse_args()
     for name in given.cases.split(","):

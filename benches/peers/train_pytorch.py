@@ -74,6 +74,7 @@ def main():
     arguments.add_argument("--warmup", type=int, default=2, help="unmeasured iterations")
     arguments.add_argument("--iterations", type=int, default=8)
     arguments.add_argument("--compile", action="store_true", help="use torch.compile")
+    arguments.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     arguments.add_argument("--distributed", action="store_true", help="one rank of several")
     arguments.add_argument("--plain-adamw", action="store_true", help="the default, unfused AdamW")
     given = arguments.parse_args()
@@ -105,7 +106,8 @@ def main():
     times = []
     for _ in range(given.warmup + given.iterations):
         start = time.perf_counter()
-        loss = loss_of(tokens, targets)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=given.bf16):
+            loss = loss_of(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -4,13 +4,14 @@
 //! GFLOP/s for a linear operator's forward pass, input gradient and weight gradient. Each is the
 //! best of the repetitions that fit into SECONDS (0.3). OUTPUTS selects the shapes with that number
 //! of outputs. With one thread `gemm` runs alternately with ours; it does not divide its work as
-//! ours does, and is left out with more.
+//! ours does, and is left out with more. The last three columns are bfloat16, with gradients of
+//! weights in single precision.
 
 use gemm::Parallelism;
-use paceline_kernels::Write;
 use paceline_kernels::linear::{self, Shape};
 use paceline_kernels::philox::Stream;
 use paceline_kernels::pool::Pool;
+use paceline_kernels::{Bf16, Write, element, mixed_precision};
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,8 @@ fn main() {
     let pool = Pool::new(threads).expect("threads to be had");
     let alone = threads == NonZeroUsize::MIN;
     println!("GFLOP/s with {threads} threads: ours (gemm crate)");
-    println!("{:>6}{:>7}{:>7}  {:^18}{:^18}{:^18}", "rows", "in", "out", "y", "dx", "dw");
+    let names = ["y", "dx", "dw", "y bf16", "dx bf16", "dw bf16"].map(|name| format!("{name:^18}"));
+    println!("{:>6}{:>7}{:>7}  {}", "rows", "in", "out", names.concat());
     let named = |shape: &[usize; 3]| only.is_none_or(|outputs| shape[2] == outputs);
     for [rows, inputs, outputs] in SHAPES.into_iter().filter(named) {
         let shape = Shape { rows, inputs, outputs };
@@ -72,7 +74,46 @@ fn main() {
             let beside = if alone { format!("({theirs:.1})") } else { String::new() };
             format!("{ours:>8.1} {beside:<9}")
         });
-        println!("{rows:>6}{inputs:>7}{outputs:>7}  {}", cells.concat());
+        let [x, w, dy] = [&x, &w, &dy].map(|wide| {
+            let mut short = vec![Bf16::ZERO; wide.len()];
+            element::narrow(wide, &mut short);
+            short
+        });
+        let (mut y, mut dx) = (vec![Bf16::ZERO; dy.len()], vec![Bf16::ZERO; x.len()]);
+        let mut sums = zeros(mixed_precision::linear_workspace::<Bf16, f32>(shape));
+        let none = ([&[][..], &[]], [(0, 0), (0, 0)]);
+        let short = [
+            turns(
+                seconds,
+                || mixed_precision::linear_forward(&pool, shape, &x, &w, &mut y, &mut sums),
+                None,
+                none,
+            ),
+            turns(
+                seconds,
+                || {
+                    mixed_precision::linear_input_gradient(
+                        &pool, shape, &dy, &w, &mut dx, &mut sums,
+                    )
+                },
+                None,
+                none,
+            ),
+            turns(
+                seconds,
+                || {
+                    let (mode, sums) = (Write::Accumulate, &mut []);
+                    mixed_precision::linear_weight_gradient(
+                        &pool, shape, &dy, &x, &mut dw, mode, sums,
+                    );
+                },
+                None,
+                none,
+            ),
+        ];
+        let short =
+            short.map(|[ours, _]| format!("{:>8.1}{:<10}", flops / ours.as_secs_f64() / 1e9, ""));
+        println!("{rows:>6}{inputs:>7}{outputs:>7}  {}{}", cells.concat(), short.concat());
     }
 }
 

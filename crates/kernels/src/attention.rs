@@ -6,14 +6,19 @@
 //! consecutive query heads (Ainslie et al., 2023). Only the scores of one block of queries of one
 //! head exist at a time. The forward pass saves the logarithm of each softmax's denominator; the
 //! backward pass recomputes the scores from it (Dao, "FlashAttention-2", 2023, algorithm 2).
+//!
+//! Scores, sums and statistics are single precision. Operands of 16 bits are multiplied as they
+//! are; probabilities and the gradients of scores are rounded to their type before they are
+//! multiplied, on every processor.
 
-use crate::Write;
+use crate::element::narrow;
 use crate::instruction_set::vectorised;
 use crate::math::{exp, ln_f64};
 use crate::matmul::{Operand, PackBuffer, Product};
 use crate::ordered_sum;
 use crate::pool::{Cut, Pool, Strips, strips};
 use crate::shape::expect_len;
+use crate::{Element, Write};
 
 /// Sizes of an attention operator on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,17 +40,28 @@ pub struct Shape {
 impl Shape {
     /// Number of workspace elements that each thread needs in [`forward`]. It grows with the length
     /// of a sequence, not with its square.
-    pub fn forward_workspace(&self) -> usize {
+    pub fn forward_workspace<T: Element>(&self) -> usize {
         let block = BLOCK.min(self.seq);
-        block.saturating_mul(self.seq.saturating_add(self.head_dim))
+        let rows = block.saturating_mul(self.seq.saturating_add(self.head_dim));
+        rows.saturating_add(self.rounded::<T>())
+    }
+
+    /// Number of workspace elements for a block of scores in the type of the operands.
+    fn rounded<T: Element>(&self) -> usize {
+        let scores = BLOCK.min(self.seq).saturating_mul(self.seq);
+        if T::singles(&[]).is_some() {
+            0
+        } else {
+            scores.div_ceil(size_of::<f32>() / size_of::<T>())
+        }
     }
 
     /// Number of workspace elements that each thread needs in [`backward`].
-    pub fn backward_workspace(&self) -> usize {
+    pub fn backward_workspace<T: Element>(&self) -> usize {
         let block = BLOCK.min(self.seq);
-        let scores = block.saturating_mul(self.seq).saturating_mul(2);
+        let scores = block.saturating_mul(self.seq).saturating_add(self.rounded::<T>());
         let rows = self.seq.saturating_mul(2).saturating_add(block);
-        scores.saturating_add(rows.saturating_mul(self.head_dim))
+        scores.saturating_mul(2).saturating_add(rows.saturating_mul(self.head_dim))
     }
 
     /// Width of a fused row.
@@ -84,7 +100,7 @@ impl Shape {
 
     /// Panics on invalid sizes, or on tensors that do not have these sizes.
     #[track_caller]
-    fn expect(&self, qkv: &[f32], out: &[f32], lse: &[f32]) {
+    fn expect<T: Element>(&self, qkv: &[T], out: &[T], lse: &[f32]) {
         let Shape { batch, seq, heads, kv_heads, head_dim, .. } = *self;
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
@@ -102,16 +118,16 @@ impl Shape {
 /// Saves `lse[batch, heads, seq]`, the logarithm of the sum of the exponentials of each query's
 /// scores. `workspace` has [`Shape::forward_workspace`] elements for each thread of the pool; its
 /// contents do not matter.
-pub fn forward(
+pub fn forward<T: Element>(
     pool: &Pool,
     shape: Shape,
-    qkv: &[f32],
-    out: &mut [f32],
+    qkv: &[T],
+    out: &mut [T],
     lse: &mut [f32],
     workspace: &mut [f32],
 ) {
     shape.expect(qkv, out, lse);
-    let own = shape.forward_workspace();
+    let own = shape.forward_workspace::<T>();
     expect_len("workspace", workspace.len(), &[pool.threads(), own]);
     let (width, head_dim, stride) = (shape.width(), shape.head_dim, shape.heads * shape.head_dim);
     let (out, lse) = (strips(out, 1), strips(lse, 1));
@@ -125,7 +141,7 @@ pub fn forward(
             let block = shape.block(pair / shape.heads, pair % shape.heads, index);
             let Block { queries, keys, .. } = block;
             let (scores, rest) = own.split_at_mut(queries * keys);
-            let attended = &mut rest[..queries * head_dim];
+            let (attended, rest) = rest.split_at_mut(queries * head_dim);
             block.scores(room, shape, qkv, scores);
             // SAFETY: the statistics of this block of this head are inside the slice, and no other
             // tile has the same.
@@ -133,7 +149,7 @@ pub fn forward(
             let sums = softmax_rows(&block, shape, scores, lse);
             Product { height: queries, width: head_dim, depth: keys }.compute_in(
                 room,
-                Operand::rows(scores, keys),
+                Operand::rows(rounded::<T>(scores, rest), keys),
                 Operand::rows(&qkv[block.v..], width),
                 attended,
                 head_dim,
@@ -145,7 +161,7 @@ pub fn forward(
                 // SAFETY: as above, for one head's part of a row of the output.
                 let out = unsafe { out.piece(at..at + head_dim) };
                 for (out, &value) in out.iter_mut().zip(attended) {
-                    *out = value * share;
+                    *out = T::narrow(value * share);
                 }
             }
         },
@@ -159,20 +175,20 @@ pub fn forward(
 /// it, in their order. Within a head they are summed over the blocks of queries, from the first
 /// token to the last.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
-pub fn backward(
+pub fn backward<T: Element>(
     pool: &Pool,
     shape: Shape,
-    dout: &[f32],
-    qkv: &[f32],
-    out: &[f32],
+    dout: &[T],
+    qkv: &[T],
+    out: &[T],
     lse: &[f32],
-    dqkv: &mut [f32],
+    dqkv: &mut [T],
     workspace: &mut [f32],
 ) {
     shape.expect(qkv, out, lse);
     expect_len("dout", dout.len(), &[out.len()]);
     expect_len("dqkv", dqkv.len(), &[qkv.len()]);
-    let own = shape.backward_workspace();
+    let own = shape.backward_workspace::<T>();
     expect_len("workspace", workspace.len(), &[pool.threads(), own]);
     let saved = Saved { dout, qkv, out, lse };
     let dqkv = strips(dqkv, 1);
@@ -184,14 +200,14 @@ pub fn backward(
 
 /// Inputs of the backward pass.
 #[derive(Clone, Copy)]
-struct Saved<'a> {
-    dout: &'a [f32],
-    qkv: &'a [f32],
-    out: &'a [f32],
+struct Saved<'a, T> {
+    dout: &'a [T],
+    qkv: &'a [T],
+    out: &'a [T],
     lse: &'a [f32],
 }
 
-impl Saved<'_> {
+impl<T: Element> Saved<'_, T> {
     /// Gradients of one key and value head of a sequence, and of the query heads it serves.
     fn backward_of(
         self,
@@ -200,13 +216,15 @@ impl Saved<'_> {
         kv_head: usize,
         room: &mut PackBuffer,
         own: &mut [f32],
-        dqkv: &Strips<'_, f32>,
+        dqkv: &Strips<'_, T>,
     ) {
         let Shape { seq, head_dim, .. } = shape;
         let (width, stride) = (shape.width(), shape.heads * head_dim);
         let group = shape.heads / shape.kv_heads;
         let (probabilities, own) = own.split_at_mut(BLOCK.min(seq) * seq);
         let (gradients, own) = own.split_at_mut(BLOCK.min(seq) * seq);
+        let (of_p, own) = own.split_at_mut(shape.rounded::<T>());
+        let (of_ds, own) = own.split_at_mut(shape.rounded::<T>());
         let (dk, own) = own.split_at_mut(seq * head_dim);
         let (dv, dq) = own.split_at_mut(seq * head_dim);
         dk.fill(0.0);
@@ -217,7 +235,7 @@ impl Saved<'_> {
                 // SAFETY: `at` is an offset of this key head, or of a query head that it serves, in
                 // the rows of this sequence: inside the slice, and no other tile writes there.
                 let part = unsafe { dqkv.piece(at..at + head_dim) };
-                part.copy_from_slice(values);
+                narrow(values, part);
             }
         };
         let mut places = (0, 0);
@@ -240,10 +258,11 @@ impl Saved<'_> {
                     Write::Overwrite,
                 );
                 score_gradients(&block, shape, (dout, &self.out[block.out..]), self.lse, p, ds);
+                let (p, ds) = (rounded::<T>(p, of_p), rounded::<T>(ds, of_ds));
 
                 let to_keys = Product { height: keys, width: head_dim, depth: queries };
                 for (by, rows, apart, gradient) in
-                    [(&*p, dout, stride, &mut *dv), (&*ds, &self.qkv[block.q..], width, &mut *dk)]
+                    [(p, dout, stride, &mut *dv), (ds, &self.qkv[block.q..], width, &mut *dk)]
                 {
                     to_keys.compute_in(
                         room,
@@ -271,6 +290,16 @@ impl Saved<'_> {
             write(dv, places.1);
         }
     }
+}
+
+/// Numbers in the type of the operands: themselves, or rounded into a workspace.
+fn rounded<'a, T: Element>(x: &'a [f32], room: &'a mut [f32]) -> &'a [T] {
+    if T::singles(&[]).is_some() {
+        return bytemuck::cast_slice(x);
+    }
+    let y = &mut bytemuck::cast_slice_mut(room)[..x.len()];
+    narrow(x, y);
+    y
 }
 
 /// Calls `body` for each tile with a pack buffer for GEMMs and `own` elements of the workspace.
@@ -311,7 +340,13 @@ struct Block {
 
 impl Block {
     /// `scores[queries, keys] = q k^T`, not yet scaled or masked.
-    fn scores(&self, room: &mut PackBuffer, shape: Shape, qkv: &[f32], scores: &mut [f32]) {
+    fn scores<T: Element>(
+        &self,
+        room: &mut PackBuffer,
+        shape: Shape,
+        qkv: &[T],
+        scores: &mut [f32],
+    ) {
         Product { height: self.queries, width: self.keys, depth: shape.head_dim }.compute_in(
             room,
             Operand::rows(&qkv[self.q..], shape.width()),
@@ -355,10 +390,10 @@ fn softmax_rows(block: &Block, shape: Shape, scores: &mut [f32], lse: &mut [f32]
 
 /// Converts scores `p` to probabilities, and the gradients `ds` of the probabilities to those of
 /// the unscaled scores: `ds = p * (ds - dot(dout, out)) * scale`.
-fn score_gradients(
+fn score_gradients<T: Element>(
     block: &Block,
     shape: Shape,
-    (dout, out): (&[f32], &[f32]),
+    (dout, out): (&[T], &[T]),
     lse: &[f32],
     p: &mut [f32],
     ds: &mut [f32],
@@ -434,9 +469,9 @@ mod tests {
         let mut lse = vec![f32::NAN; s.batch * s.heads * s.seq];
         let mut dqkv = vec![f32::NAN; qkv.len()];
         let pool = Pool::new(threads.try_into().unwrap()).unwrap();
-        let mut workspace = vec![f32::NAN; threads * s.forward_workspace()];
+        let mut workspace = vec![f32::NAN; threads * s.forward_workspace::<f32>()];
         forward(&pool, s, qkv, &mut out, &mut lse, &mut workspace);
-        let mut workspace = vec![f32::NAN; threads * s.backward_workspace()];
+        let mut workspace = vec![f32::NAN; threads * s.backward_workspace::<f32>()];
         backward(&pool, s, dout, qkv, &out, &lse, &mut dqkv, &mut workspace);
         Run { out, lse, dqkv }
     }
@@ -533,6 +568,6 @@ mod tests {
     #[should_panic(expected = "3 query heads cannot share 2 key heads equally")]
     fn uneven_groups_are_refused() {
         let s = Shape { batch: 0, seq: 0, heads: 3, kv_heads: 2, head_dim: 1, causal: true };
-        forward(&Pool::single(), s, &[], &mut [], &mut [], &mut []);
+        forward::<f32>(&Pool::single(), s, &[], &mut [], &mut [], &mut []);
     }
 }

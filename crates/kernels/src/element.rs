@@ -7,8 +7,7 @@
 //! Conversions are integer operations without branches. The compiler turns them into vector code
 //! for each instruction set, with the same bits on all of them. AVX-512 has an instruction that
 //! rounds to bfloat16, but it treats subnormal numbers as zero (Intel SDM, VCVTNEPS2BF16), so its
-//! results would differ from those of every other processor. Kernels of 16-bit operands are
-//! memory-bound, so the few instructions it would save do not matter.
+//! results would differ from those of every other processor. Element-wise kernels are memory-bound, so the few instructions it would save do not matter.
 //!
 //! The types are those of the `half` crate, the conversions are not: its loops are 1.6 (bfloat16)
 //! to 4 times (half precision) slower than these, and its NaN have other bits where the processor
@@ -32,6 +31,11 @@ pub trait Element: Plain + PartialEq + std::fmt::Debug {
 
     /// Returns the slice itself, if its elements are `f32` already and need no staging.
     fn singles(_x: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
+    /// Returns the slice itself, if its elements are bfloat16.
+    fn brains(_x: &[Self]) -> Option<&[Bf16]> {
         None
     }
 
@@ -86,6 +90,10 @@ impl Element for Bf16 {
         let quiet = bits | 0x0040_0000;
         let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
         Self::from_bits((if is_nan { quiet } else { rounded } >> 16) as u16)
+    }
+
+    fn brains(x: &[Self]) -> Option<&[Bf16]> {
+        Some(x)
     }
 }
 

@@ -25,7 +25,9 @@
 //! threads, or the size of a cache never matter. Outside GEMMs no operation is fused or
 //! reassociated and the elementary functions are our own, so the bits are the same on every
 //! instruction set. A GEMM fuses its multiply-adds where the processor can, so its bits differ
-//! between processors with and without that instruction, and between no others.
+//! between processors with and without that instruction, and between no others. A GEMM of bfloat16
+//! operands uses the processor's instruction for them, so its bits differ between AMX, AVX-512 BF16
+//! and neither.
 
 pub mod activation;
 pub mod arena;

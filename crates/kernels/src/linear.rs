@@ -1,10 +1,12 @@
 //! The linear operator, `y = x w^T`, and its gradients.
 
-use crate::Write;
-use crate::matmul::{Operand, Product};
-use crate::pool::{Cut, Pool, strips};
+use crate::element::narrow;
+use crate::matmul::{Finished, Operand, Product};
+use crate::pool::{Cut, Pool, Strips, strips};
 use crate::reduce::add;
 use crate::shape::expect_len;
+use crate::{Element, Write};
+use std::ops::Range;
 
 /// Sizes of a linear operator on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,41 +25,93 @@ pub fn forward(pool: &Pool, shape: Shape, x: &[f32], w: &[f32], y: &mut [f32]) {
     expect_len("x", x.len(), &[rows, inputs]);
     expect_len("w", w.len(), &[outputs, inputs]);
     expect_len("y", y.len(), &[rows, outputs]);
-    Product { height: rows, width: outputs, depth: inputs }.compute(
-        pool,
-        Operand::rows(x, inputs),
-        Operand::transposed(w, inputs),
-        y,
-        outputs,
-        Write::Overwrite,
-    );
+    let (x, w) = (Operand::rows(x, inputs), Operand::transposed(w, inputs));
+    shape.product().compute(pool, x, w, y, outputs, Write::Overwrite);
+}
+
+impl Shape {
+    /// Product of the forward pass.
+    pub(crate) fn product(self) -> Product {
+        Product { height: self.rows, width: self.outputs, depth: self.inputs }
+    }
+
+    /// Product of the input gradient.
+    pub(crate) fn input_product(self) -> Product {
+        Product { height: self.rows, width: self.inputs, depth: self.outputs }
+    }
+
+    /// Product of the weight gradient.
+    pub(crate) fn weight_product(self) -> Product {
+        Product { height: self.outputs, width: self.inputs, depth: self.rows }
+    }
 }
 
 /// Elementwise function, such as [`crate::activation::gelu_tanh_forward`].
-pub type Forward = fn(&[f32], &mut [f32]);
+pub type Forward<T = f32> = fn(&[T], &mut [T]);
 
 /// Gradient of such a function: reads `dy` and `x`, writes `dx`.
-pub type Gradient = fn(&[f32], &[f32], &mut [f32]);
+pub type Gradient<T = f32> = fn(&[T], &[T], &mut [T]);
 
 /// Operations on a GEMM's result, applied in this order while its elements are in the cache.
 #[derive(Debug, Default)]
-pub struct Epilogue<'a> {
+pub struct Epilogue<'a, T = f32> {
     /// Bias added to every row.
-    pub bias: Option<&'a [f32]>,
+    pub bias: Option<&'a [T]>,
     /// Residual of the same shape as the result, added to it.
-    pub residual: Option<&'a [f32]>,
+    pub residual: Option<&'a [T]>,
     /// Function of the result, and the slice its values are written to.
-    pub active: Option<(Forward, &'a mut [f32])>,
+    pub active: Option<(Forward<T>, &'a mut [T])>,
 }
 
-/// [`forward`] with a fused epilogue: bitwise equal to running the operators one after the other.
-pub fn forward_and(
+/// Function of a part of a result's row: its columns, its range in the result, and its elements.
+type Each<'a, O> = &'a (dyn Fn(Range<usize>, Range<usize>, &mut [O]) + Sync);
+
+/// Computes a product whose result has another type than its sums, or the same, and calls `each`
+/// for every part of a row.
+pub(crate) fn product_and<T: Element, O: Element>(
+    pool: &Pool,
+    product: Product,
+    (a, b): (Operand<'_, T>, Operand<'_, T>),
+    y: &mut [O],
+    sums: &mut [f32],
+    each: Each<'_, O>,
+) {
+    let width = product.width;
+    let at = |done: &Finished, row: usize| {
+        row * width + done.columns().start..row * width + done.columns().end
+    };
+    if let Some(y) = O::singles_mut(y) {
+        product.compute_and(pool, a, b, y, width, Write::Overwrite, &|mut done| {
+            for row in done.rows() {
+                let (columns, at) = (done.columns(), at(&done, row));
+                each(columns, at, bytemuck::cast_slice_mut(done.row(row)));
+            }
+        });
+        return;
+    }
+    let y: Strips<'_, O> = strips(y, 1);
+    product.compute_parts(pool, a, b, sums, &|mut done| {
+        for row in done.rows() {
+            let (columns, at) = (done.columns(), at(&done, row));
+            // SAFETY: these are the elements of a part of the result that one thread owns
+            // exclusively, in a slice that the callers found as long as the result.
+            let y = unsafe { y.piece(at.clone()) };
+            narrow(done.row(row), y);
+            each(columns, at, y);
+        }
+    });
+}
+
+/// Forward pass with a fused epilogue, for any element type: bitwise equal to running the operators
+/// one after the other. `sums` is a workspace of [`crate::mixed_precision::linear_workspace`].
+pub fn forward_and<T: Element>(
     pool: &Pool,
     shape: Shape,
-    x: &[f32],
-    w: &[f32],
-    y: &mut [f32],
-    after: Epilogue<'_>,
+    x: &[T],
+    w: &[T],
+    y: &mut [T],
+    after: Epilogue<'_, T>,
+    sums: &mut [f32],
 ) {
     let Shape { rows, inputs, outputs } = shape;
     expect_len("x", x.len(), &[rows, inputs]);
@@ -70,71 +124,43 @@ pub fn forward_and(
         expect_len("active", active.len(), &[rows, outputs]);
         (function, strips(active, 1))
     });
-    Product { height: rows, width: outputs, depth: inputs }.compute_and(
-        pool,
-        Operand::rows(x, inputs),
-        Operand::transposed(w, inputs),
-        y,
-        outputs,
-        Write::Overwrite,
-        &|mut done| {
-            let columns = done.columns();
-            for row in done.rows() {
-                let at = row * outputs + columns.start..row * outputs + columns.end;
-                let y = done.row(row);
-                if let Some(bias) = bias {
-                    add(&bias[columns.clone()], y);
-                }
-                if let Some(residual) = residual {
-                    add(&residual[at.clone()], y);
-                }
-                if let Some((function, active)) = &active {
-                    // SAFETY: these are the elements of a part of the result that one thread owns
-                    // exclusively, in a slice as long as the result.
-                    function(y, unsafe { active.piece(at) });
-                }
-            }
-        },
-    );
+    let operands = (Operand::rows(x, inputs), Operand::transposed(w, inputs));
+    product_and(pool, shape.product(), operands, y, sums, &|columns, at, y| {
+        if let Some(bias) = bias {
+            add(&bias[columns], y);
+        }
+        if let Some(residual) = residual {
+            add(&residual[at.clone()], y);
+        }
+        if let Some((function, active)) = &active {
+            // SAFETY: these are the elements of a part of the result that one thread owns
+            // exclusively, in a slice as long as the result.
+            function(y, unsafe { active.piece(at) });
+        }
+    });
 }
 
 /// `dx[rows, inputs] = dy[rows, outputs] w[outputs, inputs]`.
 pub fn input_gradient(pool: &Pool, shape: Shape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
-    add_input_gradient(pool, shape, dy, w, dx, Write::Overwrite);
-}
-
-/// `dx (+)= dy w`: the contribution of a chunk of outputs.
-pub(crate) fn add_input_gradient(
-    pool: &Pool,
-    shape: Shape,
-    dy: &[f32],
-    w: &[f32],
-    dx: &mut [f32],
-    mode: Write,
-) {
     let Shape { rows, inputs, outputs } = shape;
     expect_len("dy", dy.len(), &[rows, outputs]);
     expect_len("w", w.len(), &[outputs, inputs]);
     expect_len("dx", dx.len(), &[rows, inputs]);
-    Product { height: rows, width: inputs, depth: outputs }.compute(
-        pool,
-        Operand::rows(dy, outputs),
-        Operand::rows(w, inputs),
-        dx,
-        inputs,
-        mode,
-    );
+    let (dy, w) = (Operand::rows(dy, outputs), Operand::rows(w, inputs));
+    shape.input_product().compute(pool, dy, w, dx, inputs, Write::Overwrite);
 }
 
-/// [`input_gradient`] fused with the function before the operator, given by its gradient and its
-/// input: bitwise equal to running the operators one after the other.
-pub fn input_gradient_through(
+/// Input gradient fused with the function before the operator, given by its gradient and its input,
+/// for any element type: bitwise equal to running the operators one after the other. `sums` is a
+/// workspace of [`crate::mixed_precision::linear_workspace`].
+pub fn input_gradient_through<T: Element>(
     pool: &Pool,
     shape: Shape,
-    dy: &[f32],
-    w: &[f32],
-    (gradient, x): (Gradient, &[f32]),
-    dx: &mut [f32],
+    dy: &[T],
+    w: &[T],
+    (gradient, x): (Gradient<T>, &[T]),
+    dx: &mut [T],
+    sums: &mut [f32],
 ) {
     // Number of elements copied at a time, since the gradient is written over its own input.
     const SPAN: usize = 64;
@@ -143,26 +169,15 @@ pub fn input_gradient_through(
     expect_len("w", w.len(), &[outputs, inputs]);
     expect_len("x", x.len(), &[rows, inputs]);
     expect_len("dx", dx.len(), &[rows, inputs]);
-    Product { height: rows, width: inputs, depth: outputs }.compute_and(
-        pool,
-        Operand::rows(dy, outputs),
-        Operand::rows(w, inputs),
-        dx,
-        inputs,
-        Write::Overwrite,
-        &|mut done| {
-            let columns = done.columns();
-            for row in done.rows() {
-                let x = &x[row * inputs..][columns.clone()];
-                for (dx, x) in done.row(row).chunks_mut(SPAN).zip(x.chunks(SPAN)) {
-                    let mut copy = [0.0; SPAN];
-                    let dy = &mut copy[..dx.len()];
-                    dy.copy_from_slice(dx);
-                    gradient(dy, x, dx);
-                }
-            }
-        },
-    );
+    let operands = (Operand::rows(dy, outputs), Operand::rows(w, inputs));
+    product_and(pool, shape.input_product(), operands, dx, sums, &|_, at, dx| {
+        for (dx, x) in dx.chunks_mut(SPAN).zip(x[at].chunks(SPAN)) {
+            let mut copy = [T::ZERO; SPAN];
+            let dy = &mut copy[..dx.len()];
+            dy.copy_from_slice(dx);
+            gradient(dy, x, dx);
+        }
+    });
 }
 
 /// `dw[outputs, inputs] (+)= dy[rows, outputs]^T x[rows, inputs]`.
@@ -178,14 +193,8 @@ pub fn weight_gradient(
     expect_len("dy", dy.len(), &[rows, outputs]);
     expect_len("x", x.len(), &[rows, inputs]);
     expect_len("dw", dw.len(), &[outputs, inputs]);
-    Product { height: outputs, width: inputs, depth: rows }.compute(
-        pool,
-        Operand::transposed(dy, outputs),
-        Operand::rows(x, inputs),
-        dw,
-        inputs,
-        mode,
-    );
+    let (dy, x) = (Operand::transposed(dy, outputs), Operand::rows(x, inputs));
+    shape.weight_product().compute(pool, dy, x, dw, inputs, mode);
 }
 
 #[cfg(test)]
@@ -288,7 +297,7 @@ mod tests {
                 residual: which.1.then_some(&residual[..]),
                 active: which.2.then_some((gelu_tanh_forward as Forward, &mut active[..])),
             };
-            forward_and(&pool, s, &x, &w, &mut y, after);
+            forward_and(&pool, s, &x, &w, &mut y, after, &mut []);
             prop_assert_eq!(bits(&y), bits(&expected));
             prop_assert_eq!(bits(&active), bits(&expected_active));
 
@@ -298,7 +307,7 @@ mod tests {
             let product = dx.clone();
             gelu_tanh_input_gradient(&product, &up, &mut dx);
             let function = (gelu_tanh_input_gradient as Gradient, &up[..]);
-            input_gradient_through(&pool, s, &dy, &w, function, &mut through);
+            input_gradient_through(&pool, s, &dy, &w, function, &mut through, &mut []);
             prop_assert_eq!(bits(&through), bits(&dx));
         }
     }

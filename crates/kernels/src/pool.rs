@@ -22,9 +22,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
+mod choice;
 mod strips;
 
+pub use choice::{Choice, Timing};
 pub use strips::{Cut, Strips, strips};
 
 /// Calling thread and its helper threads.
@@ -34,6 +37,9 @@ pub struct Pool {
     rooms: Mutex<PackBuffers>,
     /// Set while a kernel runs: a nested kernel runs on the calling thread alone.
     taken: AtomicBool,
+    /// Set while an operator runs that is faster on the calling thread alone, see [`Choice`].
+    alone: AtomicBool,
+    created: Instant,
 }
 
 impl Pool {
@@ -61,7 +67,13 @@ impl Pool {
             helpers: Vec::new(),
             rooms: Mutex::new(PackBuffers::new(1)),
             taken: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
+            created: Instant::now(),
         }
+    }
+
+    fn set_alone(&self, alone: bool) {
+        self.alone.store(alone, Relaxed);
     }
 
     /// Number of compute threads, including the calling one.
@@ -80,7 +92,8 @@ impl Pool {
     /// [`Pool::for_each`] that also passes a thread slot: a number below [`Pool::threads`] that no
     /// two calls have at the same time.
     pub fn for_each_slot(&self, tiles: usize, body: impl Fn(usize, usize) + Sync) {
-        if tiles < 2 || self.helpers.is_empty() || self.taken.swap(true, Acquire) {
+        let one = tiles < 2 || self.helpers.is_empty() || self.alone.load(Relaxed);
+        if one || self.taken.swap(true, Acquire) {
             (0..tiles).for_each(|tile| body(0, tile));
             return;
         }
@@ -137,7 +150,7 @@ impl Pool {
 }
 
 /// Memory for packed operands, allocated with the pool so that GEMMs need not allocate. It is the
-/// same for every model: with AVX-512 6.3 MB for a pool and 0.8 MB for each of its threads. Only
+/// same for every model: 6.5 MB for a pool and 0.9 MB for each of its threads. Only
 /// the part that GEMMs have used is ever resident.
 pub(crate) struct PackBuffers {
     /// Buffer for a GEMM that all threads compute together.

@@ -530,10 +530,11 @@ mod tests {
             let mut out = vec![0.0; dout.len()];
             let mut lse = vec![0.0; batch * heads * seq];
             let mut dqkv = vec![0.0; qkv.len()];
-            let mut room = vec![0.0; whole.backward_workspace().max(whole.forward_workspace())];
-            let used = whole.forward_workspace();
+            let mut room =
+                vec![0.0; whole.backward_workspace::<f32>().max(whole.forward_workspace::<f32>())];
+            let used = whole.forward_workspace::<f32>();
             attention::forward(&pool, whole, &qkv, &mut out, &mut lse, &mut room[..used]);
-            let used = whole.backward_workspace();
+            let used = whole.backward_workspace::<f32>();
             let room = &mut room[..used];
             attention::backward(&pool, whole, &dout, &qkv, &out, &lse, &mut dqkv, room);
 
@@ -552,7 +553,7 @@ mod tests {
             let mut dkvs = vec![vec![0.0; batch * own * kv_width]; ranks];
             let mut dqkvs = Vec::new();
             for rank in 0..ranks {
-                let mut room = vec![0.0; part.forward_workspace()];
+                let mut room = vec![0.0; part.forward_workspace::<f32>()];
                 let mut found = vec![0.0; batch * own * stride];
                 let mut sums = vec![0.0; batch * heads * own];
                 attention::forward(&pool, part, &qkvs[rank], &mut found, &mut sums, &mut room);
@@ -569,7 +570,7 @@ mod tests {
 
                 let douts = dealt(&dout, batch, &held[rank], seq, stride);
                 let mut dqkv = vec![0.0; qkvs[rank].len()];
-                let mut room = vec![0.0; part.backward_workspace()];
+                let mut room = vec![0.0; part.backward_workspace::<f32>()];
                 let (qkv, grad) = (&qkvs[rank], &mut dqkv);
                 attention::backward(&pool, part, &douts, qkv, &found, &sums, grad, &mut room);
                 let mut room = vec![0.0; backward_workspace(part)];

@@ -185,6 +185,13 @@ impl Strategy {
         }
     }
 
+    /// Returns true if ZeRO-2 or 3 would shard gradients, but canonical order sums the microbatches
+    /// of a replica first and so keeps whole ones.
+    pub fn keeps_whole_gradients(&self) -> bool {
+        let sharded = self.zero >= Zero::Gradients && self.mesh().replicas() > 1;
+        sharded && self.order == SummationOrder::Canonical && self.microbatches() > 1
+    }
+
     /// Dtype of stored activations; fp8 is used for GEMMs only.
     pub fn activation_dtype(&self) -> DType {
         match self.dtype {

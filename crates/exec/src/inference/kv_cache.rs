@@ -44,7 +44,7 @@ impl Attend for Sequences {
             causal: true,
         };
         let mut lse = vec![0.0; rows * queries];
-        let mut workspace = vec![0.0; pool.threads() * shape.forward_workspace()];
+        let mut workspace = vec![0.0; pool.threads() * shape.forward_workspace::<f32>()];
         attention::forward(pool, shape, qkv, seen, &mut lse, &mut workspace);
     }
 }

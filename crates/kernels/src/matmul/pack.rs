@@ -1,26 +1,29 @@
 //! Packs operands in the order in which a tile reads them.
 //!
-//! A panel holds adjacent lines (rows of the left operand, columns of the right one): for each term
-//! of the sums, one element of every line. Tiles then read memory sequentially, whatever the layout
-//! of the operand, and the copy is small enough for a cache.
+//! A panel holds adjacent lines (rows of the left operand, columns of the right one): for each word
+//! of the sums, that of every line. Tiles then read memory sequentially, whatever the layout
+//! of the operand, and the copy is small enough for a cache. Here a word is a term in single
+//! precision; `pairs` packs pairs of bfloat16.
 
 use super::Operand;
-use super::tile::{Kernel, Left, Strip};
+use super::tile::{Kernel, Layout, Left, Strip};
+use crate::Element;
+use crate::element::widen;
 use crate::instruction_set::vectorised;
 use std::ops::Range;
 
 /// Number of terms of a line that are read before moving to the next line.
-const RUN: usize = 64;
+pub(super) const RUN: usize = 64;
 
 /// Prefetch distance in terms for adjacent lines: each term may be on another page, which hardware
 /// prefetchers do not cross.
-const AHEAD: usize = 8;
+pub(super) const AHEAD: usize = 8;
 
 /// Prefetches elements that will be read soon; beyond the end of the slice this is harmless.
 #[inline(always)]
-fn fetch(data: &[f32], first: usize, count: usize) {
+pub(super) fn fetch<T>(data: &[T], first: usize, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for at in (first..first + count).step_by(16) {
+    for at in (first..first + count).step_by(64 / size_of::<T>()) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch hint accesses no memory, wherever its address points.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(data.as_ptr().wrapping_add(at).cast()) };
@@ -36,64 +39,88 @@ pub(super) struct Format {
     pub(super) panel: usize,
     /// The last panel's lines are padded to a multiple of this: a divisor of `panel`.
     pub(super) multiple: usize,
-    /// Capacity of a line in terms.
+    /// Capacity of a line in words.
     pub(super) room: usize,
+    /// True if every 16 words of a panel's lines are together, line after line.
+    pub(super) tiled: bool,
 }
 
 /// Lines of an operand: element `k` of line `i` is at `i * across + k * along`.
 #[derive(Clone, Copy)]
-pub(super) struct Lines<'a> {
-    data: &'a [f32],
-    across: usize,
-    along: usize,
+pub(super) struct Lines<'a, T> {
+    pub(super) data: &'a [T],
+    pub(super) across: usize,
+    pub(super) along: usize,
 }
 
-impl<'a> Lines<'a> {
+impl<'a, T: Element> Lines<'a, T> {
     /// Rows of a left operand.
-    pub(super) fn rows(operand: Operand<'a>) -> Self {
+    pub(super) fn rows(operand: Operand<'a, T>) -> Self {
         Self { data: operand.data, across: operand.row_stride, along: operand.column_stride }
     }
 
     /// Columns of a right operand.
-    pub(super) fn columns(operand: Operand<'a>) -> Self {
+    pub(super) fn columns(operand: Operand<'a, T>) -> Self {
         Self { data: operand.data, across: operand.column_stride, along: operand.row_stride }
     }
 
     /// Returns true if tiles may read the rows of a left operand in place. A packed copy would cost
     /// as much as several tiles and hide no latency: the operand's elements arrive while tiles
     /// compute. Only at strides of a large power of two does a cache have too few ways for the
-    /// lines that a tile reads.
-    pub(super) fn are_at_hand(&self) -> bool {
+    /// lines that a tile reads. Pairs must be adjacent, and no tile may read beyond the operand.
+    pub(super) fn are_at_hand(&self, kernel: &Kernel, height: usize, depth: usize) -> bool {
         let (to_stride, places) = if self.along == 1 { (self.across, 1) } else { (self.along, 2) };
-        !(to_stride * places * size_of::<f32>()).is_multiple_of(4096)
+        let spread = !(to_stride * places * size_of::<T>()).is_multiple_of(4096);
+        let whole = self.along == 1 && depth.is_multiple_of(kernel.layout.unit());
+        match kernel.layout {
+            Layout::Singles => spread && T::singles(&[]).is_some(),
+            Layout::Pairs => spread && whole,
+            Layout::Tiles => whole && height.is_multiple_of(16),
+        }
     }
 
-    /// Lines from `line` on, from term `term` on, as a tile reads them.
+    /// Lines from `line` on, from term `term` on, as a tile reads them in place.
     ///
     /// # Safety
     ///
     /// The line and the term must be within the operand.
-    pub(super) unsafe fn at(&self, line: usize, term: usize) -> Left {
+    pub(super) unsafe fn at(&self, kernel: &Kernel, line: usize, term: usize) -> Left {
         let Self { across, along, .. } = *self;
         // SAFETY: the caller guarantees that the element exists.
         let data = unsafe { self.data.as_ptr().add(line * across + term * along) };
-        Left { data, across, along }
+        let terms = match kernel.layout {
+            Layout::Singles | Layout::Pairs => kernel.layout.terms(),
+            Layout::Tiles => kernel.layout.unit(),
+        };
+        let bytes = |elements: usize| elements * size_of::<T>();
+        let (across, along) = (bytes(across), bytes(terms * along));
+        Left { data: data.cast(), across, along, group: 16 * across }
     }
 
     /// Writes the panels of some lines, `panel` lines each; a shorter one is zero-padded to a
-    /// multiple of `multiple`. A panel begins every `panel * room` elements of `panels`.
+    /// multiple of `multiple`. A panel begins every `panel * room` words of `panels`.
     ///
-    /// The lines and terms must be within the operand, and there must be at most `room` terms.
+    /// The lines and terms must be within the operand, and there must be at most `room` words.
     pub(super) fn pack(
         self,
-        kernel: Kernel,
+        kernel: &Kernel,
         lines: Range<usize>,
         terms: Range<usize>,
         format: Format,
         panels: &mut [f32],
     ) {
-        let Format { panel, multiple, room } = format;
-        assert!(terms.len() <= room && lines.len().div_ceil(panel) * panel * room <= panels.len());
+        let words = kernel.layout.words(terms.len());
+        let Format { panel, multiple, room, .. } = format;
+        assert!(words <= room && lines.len().div_ceil(panel) * panel * room <= panels.len());
+        match (kernel.layout, T::brains(self.data)) {
+            (Layout::Pairs | Layout::Tiles, Some(data)) => {
+                let Self { across, along, .. } = self;
+                return Lines { data, across, along }
+                    .pack_pairs(kernel, lines, terms, format, panels);
+            }
+            (Layout::Pairs | Layout::Tiles, None) => unreachable!("pairs are of bfloat16"),
+            (Layout::Singles, _) => {}
+        }
         let whole = lines.len() / panel * panel;
         if self.across == 1 {
             let lines = lines.start..lines.start + whole;
@@ -136,7 +163,10 @@ impl<'a> Lines<'a> {
                     let row = &self.data[term * self.along..][lines.clone()];
                     fetch(self.data, (term + AHEAD) * self.along + lines.start, lines.len());
                     for (line, chunk) in (0..).step_by(N).zip(row.as_chunks::<N>().0) {
-                        panels[line * room + k * N..][..N].copy_from_slice(chunk);
+                        for (word, term) in panels[line * room + k * N..][..N].iter_mut().zip(chunk)
+                        {
+                            *word = term.widen();
+                        }
                     }
                 }
             },
@@ -146,7 +176,7 @@ impl<'a> Lines<'a> {
     /// Packs one panel of any layout.
     fn one(
         self,
-        kernel: Kernel,
+        kernel: &Kernel,
         lines: Range<usize>,
         terms: Range<usize>,
         width: usize,
@@ -172,7 +202,7 @@ impl<'a> Lines<'a> {
         for (i, line) in lines.enumerate() {
             for (k, term) in terms.clone().enumerate() {
                 let at = i / width * to_stride + k * width + i % width;
-                panels[at] = self.data[line * self.across + term * self.along];
+                panels[at] = self.data[line * self.across + term * self.along].widen();
             }
         }
     }
@@ -180,7 +210,7 @@ impl<'a> Lines<'a> {
     /// Packs lines with contiguous terms: a transpose, in 8 x 8 blocks where possible.
     fn transpose_tile(
         self,
-        kernel: Kernel,
+        kernel: &Kernel,
         lines: Range<usize>,
         terms: Range<usize>,
         width: usize,
@@ -198,17 +228,32 @@ impl<'a> Lines<'a> {
                         let next = |line| from + line * self.across + RUN;
                         (0..8).for_each(|line| fetch(self.data, next(line), RUN));
                     }
+                    let count = RUN.min(whole_terms - k);
+                    let mut wide;
+                    let (from, stride) = match T::singles(self.data) {
+                        Some(data) => (&data[from..], self.across),
+                        None => {
+                            wide = [0.0; 8 * RUN];
+                            for (line, wide) in wide.chunks_exact_mut(RUN).enumerate() {
+                                widen(
+                                    &self.data[from + line * self.across..][..count],
+                                    &mut wide[..count],
+                                );
+                            }
+                            (&wide[..], RUN)
+                        }
+                    };
                     // SAFETY: the processor has the instructions that the kernel needs. The
                     // assertion above found the last element of the last strip within the operand,
                     // and the panel has `width` elements for each term, of which the strip takes
                     // eight from `i` on.
                     unsafe {
                         (kernel.transpose)(Strip {
-                            from: self.data.as_ptr().add(from),
-                            stride: self.across,
+                            from: from.as_ptr(),
+                            stride,
                             to: panel.as_mut_ptr().add(k * width + i),
                             to_stride: width,
-                            blocks: RUN.min(whole_terms - k) / 8,
+                            blocks: count / 8,
                         });
                     }
                 }
@@ -218,7 +263,7 @@ impl<'a> Lines<'a> {
             let row = &self.data[line * self.across..][terms.clone()];
             let from = if i < whole_lines { whole_terms } else { 0 };
             for (k, &value) in row.iter().enumerate().skip(from) {
-                panel[k * width + i] = value;
+                panel[k * width + i] = value.widen();
             }
         }
     }
@@ -245,12 +290,12 @@ mod tests {
                 1 => Operand { data: &data, row_stride: 1, column_stride: 40 },
                 _ => Operand { data: &data, row_stride: 2, column_stride: 80 },
             };
-            let format = Format { panel, multiple: if panel % 4 == 0 { 4 } else { panel }, room: terms.len() + spare };
+            let format = Format { panel, multiple: if panel % 4 == 0 { 4 } else { panel }, room: terms.len() + spare, tiled: false };
             for kernel in Kernel::all() {
                 for all in [Lines::rows(operand), Lines::columns(operand)] {
                     let len = lines.len().next_multiple_of(panel) * format.room;
                     let mut panels = vec![f32::NAN; len];
-                    all.pack(kernel, lines.clone(), terms.clone(), format, &mut panels);
+                    all.pack(&kernel, lines.clone(), terms.clone(), format, &mut panels);
                     for first in (0..lines.len()).step_by(panel) {
                         let count = panel.min(lines.len() - first);
                         let width = if count == panel { panel } else { count.next_multiple_of(format.multiple) };

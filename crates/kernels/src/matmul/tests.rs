@@ -118,9 +118,8 @@ fn every_fused_kernel_sums_in_the_stated_order_wherever_an_element_stands() {
         for kernel in Kernel::all().into_iter().filter(Kernel::is_fused) {
             for mode in [Write::Overwrite, Write::Accumulate] {
                 let mut c = old.clone();
-                let call = Call::new(p, a, b, &mut c, width, mode);
-                let mut room = PackBuffer::with(kernel, STRIPE);
-                call.run(&mut room, &|pieces, body| (0..pieces).for_each(body), &|_| {});
+                let mut room = PackBuffer::with([kernel; 2], STRIPE);
+                p.compute_in(&mut room, a, b, &mut c, width, mode);
                 for (at, &found) in c.iter().enumerate() {
                     let before = (mode == Write::Accumulate).then_some(old[at]);
                     let expected = chain(p, &a, &b, before, (at / width, at % width));
@@ -151,7 +150,10 @@ fn a_packed_left_operand_gives_the_bits_of_one_in_place() {
             } else {
                 Operand::rows(&data, stride)
             };
-            assert_eq!(Lines::rows(a).are_at_hand(), expected);
+            assert_eq!(
+                Lines::rows(a).are_at_hand(&Kernel::of::<f32>(), p.height, p.depth),
+                expected
+            );
             let mut c = vec![f32::NAN; p.height * p.width];
             p.compute(&pool(2), a, b, &mut c, p.width, Write::Overwrite);
             bits(&c)
@@ -167,9 +169,8 @@ fn every_kernel_agrees_with_the_naive_product() {
     let (a, b) = (Operand::transposed(&da, 29), Operand::rows(&db, 83));
     for kernel in Kernel::all() {
         let mut c = vec![f32::NAN; 29 * 83];
-        let call = Call::new(p, a, b, &mut c, 83, Write::Overwrite);
-        let mut room = PackBuffer::with(kernel, STRIPE);
-        call.run(&mut room, &|pieces, body| (0..pieces).for_each(body), &|_| {});
+        let mut room = PackBuffer::with([kernel; 2], STRIPE);
+        p.compute_in(&mut room, a, b, &mut c, 83, Write::Overwrite);
         assert_close(&c, &naive(p, &a, &b));
     }
 }
@@ -219,4 +220,102 @@ fn rows_of_a_result_may_not_overlap() {
     let p = Product { height: 2, width: 3, depth: 1 };
     let (a, b) = (Operand::rows(&x, 1), Operand::rows(&x, 3));
     p.compute(&Pool::single(), a, b, &mut [0.0; 6], 2, Write::Overwrite);
+}
+
+fn brains(name: &str, len: usize) -> Vec<Bf16> {
+    random(name, len).into_iter().map(Bf16::narrow).collect()
+}
+
+/// One element by the order of summation that a kernel for pairs states.
+fn pair_chain(kernel: &Kernel, a: &[Bf16], b: &[Bf16]) -> f32 {
+    let term =
+        |k: usize| a.get(k).zip(b.get(k)).map_or((0.0, 0.0), |(a, b)| (a.widen(), b.widen()));
+    let mul_add = |sum: f32, k: usize| term(k).0.mul_add(term(k).1, sum);
+    let depth = a.len();
+    if kernel.layout == tile::Layout::Tiles {
+        return (0..depth).step_by(32).fold(0.0, |total, first| {
+            let chain = |half: usize| (first + half..first + 32).step_by(2).fold(0.0, mul_add);
+            total + (chain(0) + chain(1))
+        });
+    }
+    let part = share(depth, 2 * DEPTH, 2);
+    let sums = (0..depth).step_by(part).map(|first| {
+        (first..depth.min(first + part)).step_by(2).fold(0.0, |sum, k| {
+            let next = if k + 1 < depth { mul_add(sum, k + 1) } else { sum };
+            mul_add(next, k)
+        })
+    });
+    sums.reduce(|total, sum| total + sum).unwrap_or(0.0)
+}
+
+/// Replicas rely on this for pairs as well: the bits of an element depend on the depth alone, not
+/// on the size of the result, the layout of the operands or the element's place.
+#[test]
+fn every_kernel_for_pairs_sums_in_the_stated_order_in_every_layout() {
+    for (height, width, depth) in
+        [(1, 1, 1), (13, 67, 41), (16, 32, 64), (150, 71, 530), (33, 200, 1300), (64, 49, 2080)]
+    {
+        let p = Product { height, width, depth };
+        let pad = depth % 3;
+        for (flip_a, flip_b) in [(false, false), (false, true), (true, false), (true, true)] {
+            let (da, db) = (
+                brains("a", (height + pad) * (depth + pad)),
+                brains("b", (width + pad) * (depth + pad)),
+            );
+            let operand = |data, rows: usize, columns: usize, flip| {
+                if flip {
+                    Operand::transposed(data, rows + pad)
+                } else {
+                    Operand::rows(data, columns + pad)
+                }
+            };
+            let (a, b) = (operand(&da, height, depth, flip_a), operand(&db, depth, width, flip_b));
+            let line = |o: &Operand<'_, Bf16>, first: usize, along: usize| -> Vec<Bf16> {
+                (0..depth).map(|k| o.data[first + k * along]).collect()
+            };
+            for kernel in brain::all() {
+                let mut c = vec![f32::NAN; height * width];
+                let mut room = PackBuffer::with([kernel; 2], STRIPE);
+                p.compute_in(&mut room, a, b, &mut c, width, Write::Overwrite);
+                for (at, &found) in c.iter().enumerate() {
+                    let left = line(&a, at / width * a.row_stride, a.column_stride);
+                    let right = line(&b, at % width * b.column_stride, b.row_stride);
+                    let expected = pair_chain(&kernel, &left, &right);
+                    assert_eq!(found.to_bits(), expected.to_bits(), "{p:?} {kernel:?} at {at}");
+                }
+            }
+        }
+    }
+}
+
+/// Sums are the same whether they are stored at once, or in parts on some threads.
+#[test]
+fn parts_have_the_bits_of_a_result() {
+    fn agree<T: Element>(p: Product, threads: usize) {
+        let stored =
+            |name: &str, len| -> Vec<T> { random(name, len).into_iter().map(T::narrow).collect() };
+        let (da, db) = (stored("a", p.height * p.depth), stored("b", p.width * p.depth));
+        let (a, b) = (Operand::rows(&da, p.depth), Operand::rows(&db, p.width));
+        let mut whole = vec![f32::NAN; p.height * p.width];
+        p.compute(&Pool::single(), a, b, &mut whole, p.width, Write::Overwrite);
+        let mut found = vec![f32::NAN; p.height * p.width];
+        let parts = strips(&mut found, 1);
+        let mut sums = vec![f32::NAN; p.sums::<T>()];
+        p.compute_parts(&pool(threads), a, b, &mut sums, &|mut done| {
+            for row in done.rows() {
+                let at = row * p.width;
+                // SAFETY: every element is finished once.
+                let part =
+                    unsafe { parts.piece(at + done.columns().start..at + done.columns().end) };
+                part.copy_from_slice(done.row(row));
+            }
+        });
+        assert_eq!(bits(&found), bits(&whole), "{p:?}");
+    }
+    for (height, width, depth) in [(3, 5, 0), (140, 200, 70), (200, 500, 2500), (70, 40, 30_000)] {
+        let p = Product { height, width, depth };
+        agree::<f32>(p, 2);
+        agree::<Bf16>(p, 3);
+        agree::<crate::F16>(p, 2);
+    }
 }

@@ -2,17 +2,21 @@
 //!
 //! On every instruction set, an element of the tile is one chain of multiply-adds over the depth,
 //! in order. So its bits depend neither on the size of a tile nor on its position in it. Every
-//! instruction set that fuses multiply-adds gives the same ones.
+//! instruction set that fuses multiply-adds gives the same ones. Tiles of bfloat16 pairs are in
+//! [`super::brain`].
+
+use super::pack::Format;
+use super::{amx, brain};
+use crate::Element;
 
 /// Operands and destination of one tile.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// Number of terms that each element sums.
+    /// Number of words that each element sums.
     pub(super) depth: usize,
     /// Rows of the left operand.
     pub(super) a: Left,
-    /// Panel of up to [`Kernel::columns`] columns: for each term, one element of every column, and
-    /// zeros up to the next multiple of [`Kernel::lanes`].
+    /// Panel of up to [`Kernel::columns`] columns: for each word, that of every column, and zeros up to the next multiple of [`Kernel::lanes`].
     pub(super) b: *const f32,
     /// First element of the result.
     pub(super) c: *mut f32,
@@ -26,22 +30,61 @@ pub(super) struct Tile {
     pub(super) add: bool,
 }
 
-/// Rows of a tile's left operand: element `k` of row `i` is at `i * across + k * along`.
+/// Rows of a tile's left operand: word `k` of row `i` is `i * across + k * along` bytes from the
+/// first.
 ///
-/// A tile reads one element of each row at a time and broadcasts it to a register. So the location
+/// A tile reads one word of each row at a time and broadcasts it to a register. So the location
 /// of the rows matters little: they may be in a packed panel or in the operand itself.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
-    pub(super) data: *const f32,
+    pub(super) data: *const u8,
     pub(super) across: usize,
+    /// For [`Layout::Tiles`], distance of 16 words.
     pub(super) along: usize,
+    /// Distance of 16 rows, for [`Layout::Tiles`].
+    pub(super) group: usize,
 }
 
 impl Left {
     /// Pointers to its `rows` rows; those that a kernel needs beyond them repeat the last one.
     #[inline(always)]
-    fn rows<const N: usize>(self, rows: usize) -> [*const f32; N] {
+    pub(super) fn rows<const N: usize>(self, rows: usize) -> [*const u8; N] {
         std::array::from_fn(|i| self.data.wrapping_add(i.min(rows - 1) * self.across))
+    }
+}
+
+/// Order of an operand's terms in packed panels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// A word is a term in single precision.
+    Singles,
+    /// A word is a pair of bfloat16 terms.
+    Pairs,
+    /// Pairs, of which every 16 words of 16 rows of the left operand are together.
+    Tiles,
+}
+
+impl Layout {
+    /// Number of terms in a word.
+    pub(super) fn terms(self) -> usize {
+        match self {
+            Self::Singles => 1,
+            Self::Pairs | Self::Tiles => 2,
+        }
+    }
+
+    /// Number of terms to which a part of the depth is padded with zeros.
+    pub(super) fn unit(self) -> usize {
+        match self {
+            Self::Singles => 1,
+            Self::Pairs => 2,
+            Self::Tiles => 32,
+        }
+    }
+
+    /// Number of words of a number of terms.
+    pub(super) fn words(self, terms: usize) -> usize {
+        terms.next_multiple_of(self.unit()) / self.terms()
     }
 }
 
@@ -66,12 +109,14 @@ pub(super) struct Kernel {
     pub(super) columns: usize,
     /// Granularity of the width of a panel.
     pub(super) lanes: usize,
+    /// Order of terms in the panels.
+    pub(super) layout: Layout,
     /// Computes a tile.
     ///
     /// # Safety
     ///
-    /// The processor must have the instructions. `a` must have `depth` readable elements in each of
-    /// `Tile::rows` rows, `b` must have `depth` times `Tile::columns` rounded up to `lanes`, and
+    /// The processor must have the instructions, and be [`Kernel::ready`]. `a` must have `depth`
+    /// readable words in each of `Tile::rows` rows (rounded up to 16 for [`Layout::Tiles`]), `b` must have `depth` times `Tile::columns` rounded up to `lanes`, and
     /// every element of the result must be readable and writable, by this thread alone.
     pub(super) run: unsafe fn(Tile),
     /// Transposes a strip of 8 x 8 blocks.
@@ -84,8 +129,14 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Fastest kernel for this processor.
-    pub(super) fn best() -> Self {
+    /// Fastest kernel for operands of a type on this processor.
+    pub(super) fn of<T: Element>() -> Self {
+        let pairs = if T::brains(&[]).is_some() { brain::best() } else { None };
+        pairs.unwrap_or_else(Self::best)
+    }
+
+    /// Fastest kernel for single precision on this processor.
+    fn best() -> Self {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use std::arch::is_x86_feature_detected as detected;
@@ -97,6 +148,48 @@ impl Kernel {
             }
         }
         PORTABLE
+    }
+
+    /// Layouts of packed rows and of packed columns, for lines of a capacity.
+    pub(super) fn formats(&self, room: usize) -> (Format, Format) {
+        let Self { rows, columns, lanes, layout, .. } = *self;
+        let rows = if layout == Layout::Tiles { 16 } else { rows };
+        (
+            Format { panel: rows, multiple: rows, room, tiled: layout == Layout::Tiles },
+            Format { panel: columns, multiple: lanes, room, tiled: false },
+        )
+    }
+
+    /// Rows of the left operand that were packed at `data`, from a word on.
+    pub(super) fn packed(&self, data: *const f32, room: usize, word: usize) -> Left {
+        let data = data.cast::<u8>();
+        match self.layout {
+            Layout::Singles | Layout::Pairs => Left {
+                data: data.wrapping_add(4 * word * self.rows),
+                across: 4,
+                along: 4 * self.rows,
+                group: 0,
+            },
+            Layout::Tiles => Left {
+                data: data.wrapping_add(4 * word * 16),
+                across: 64,
+                along: 1024,
+                group: 4 * 16 * room,
+            },
+        }
+    }
+
+    /// Prepares the thread for tiles, until the result is dropped.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have the kernel's instructions.
+    pub(super) unsafe fn ready(&self) -> Option<amx::Configured> {
+        match self.layout {
+            Layout::Singles | Layout::Pairs => None,
+            // SAFETY: the caller guarantees the instructions.
+            Layout::Tiles => Some(unsafe { amx::Configured::new() }),
+        }
     }
 
     /// All kernels that run on this processor, for comparison.
@@ -128,18 +221,24 @@ impl Kernel {
 const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
 /// Kernel compiled from plain loops, for the registers of the baseline, which are NEON's on ARM.
-const PORTABLE: Kernel =
-    Kernel { rows: 4, columns: 16, lanes: 16, run: portable, transpose: transpose_portable };
+const PORTABLE: Kernel = Kernel {
+    rows: 4,
+    columns: 16,
+    lanes: 16,
+    layout: Layout::Singles,
+    run: portable,
+    transpose: transpose_portable,
+};
 
 unsafe fn portable(tile: Tile) {
     let mut sums = [[0.0f32; 16]; 4];
-    let rows: [*const f32; 4] = tile.a.rows(tile.rows);
+    let rows: [*const u8; 4] = tile.a.rows(tile.rows);
     for k in 0..tile.depth {
         // SAFETY: the caller guarantees `depth` times 16 elements.
         let b: [f32; 16] = unsafe { *tile.b.add(16 * k).cast() };
         for (sums, row) in sums.iter_mut().zip(rows) {
             // SAFETY: the caller guarantees `depth` elements of each row.
-            let a = unsafe { *row.add(k * tile.a.along) };
+            let a = unsafe { *row.add(k * tile.a.along).cast::<f32>() };
             for (sum, b) in sums.iter_mut().zip(b) {
                 *sum = if FUSED { a.mul_add(b, *sum) } else { *sum + a * b };
             }
@@ -172,15 +271,16 @@ use x86::{AVX2, AVX512};
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86 {
-    use super::{Kernel, Strip, Tile};
+    use super::{Kernel, Layout, Strip, Tile};
     use std::arch::x86_64::*;
 
     /// Kernel with 24 registers of sums, three of the right operand and one of the left, out of 32.
     pub(super) const AVX512: Kernel =
-        Kernel { rows: 8, columns: 48, lanes: 16, run: avx512, transpose };
+        Kernel { rows: 8, columns: 48, lanes: 16, layout: Layout::Singles, run: avx512, transpose };
 
     /// Kernel with 12 registers of sums, two of the right operand and one of the left, out of 16.
-    pub(super) const AVX2: Kernel = Kernel { rows: 6, columns: 16, lanes: 8, run: avx2, transpose };
+    pub(super) const AVX2: Kernel =
+        Kernel { rows: 6, columns: 16, lanes: 8, layout: Layout::Singles, run: avx2, transpose };
 
     /// Prefetch distance of the right operand in terms: its panels stream from the L2 cache.
     const AHEAD: usize = 8;
@@ -191,7 +291,7 @@ mod x86 {
     #[target_feature(enable = "avx512f")]
     unsafe fn avx512(tile: Tile) {
         // Eight rows whose elements are adjacent need one address, any others one each.
-        let neighbours = tile.a.across == 1 && tile.rows == 8;
+        let neighbours = tile.a.across == size_of::<f32>() && tile.rows == 8;
         // SAFETY: the caller's guarantees are those that the version for this width requires.
         unsafe {
             match (tile.columns, neighbours) {
@@ -211,7 +311,7 @@ mod x86 {
     unsafe fn avx512_wide<const N: usize, const NEIGHBOURS: bool>(tile: Tile) {
         let Tile { depth, a, mut b, c, stride, rows, columns, add } = tile;
         let mut sums = [[_mm512_setzero_ps(); N]; 8];
-        let each: [*const f32; 8] = a.rows(rows);
+        let each: [*const u8; 8] = a.rows(rows);
         let mut first = a.data;
         for row in 0..rows {
             for j in 0..N {
@@ -231,12 +331,12 @@ mod x86 {
             }
             for (i, sums) in sums.iter_mut().enumerate() {
                 let left = if NEIGHBOURS {
-                    first.wrapping_add(i)
+                    first.wrapping_add(4 * i)
                 } else {
                     each[i].wrapping_add(k * a.along)
                 };
                 // SAFETY: the caller guarantees `depth` elements of each row.
-                let left = _mm512_set1_ps(unsafe { *left });
+                let left = _mm512_set1_ps(unsafe { *left.cast::<f32>() });
                 for (sum, &right) in sums.iter_mut().zip(&right) {
                     *sum = _mm512_fmadd_ps(left, right, *sum);
                 }
@@ -276,7 +376,7 @@ mod x86 {
     unsafe fn avx2_wide<const N: usize>(tile: Tile) {
         let Tile { depth, a, mut b, c, stride, rows, columns, add } = tile;
         let mut sums = [[_mm256_setzero_ps(); N]; 6];
-        let each: [*const f32; 6] = a.rows(rows);
+        let each: [*const u8; 6] = a.rows(rows);
         for k in 0..depth {
             let mut right = [_mm256_setzero_ps(); N];
             for (j, right) in right.iter_mut().enumerate() {
@@ -285,7 +385,7 @@ mod x86 {
             }
             for (sums, row) in sums.iter_mut().zip(each) {
                 // SAFETY: the caller guarantees `depth` elements of each row.
-                let left = _mm256_set1_ps(unsafe { *row.add(k * a.along) });
+                let left = _mm256_set1_ps(unsafe { *row.add(k * a.along).cast::<f32>() });
                 for (sum, &right) in sums.iter_mut().zip(&right) {
                     *sum = _mm256_fmadd_ps(left, right, *sum);
                 }

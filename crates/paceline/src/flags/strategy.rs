@@ -107,7 +107,8 @@ pub(crate) struct StrategyFlags {
     #[arg(long, value_name = "TYPE")]
     pub grad_dtype: Option<String>,
     /// Summation order: canonical (fixed: the same bits in every layout) or free (the cheapest)
-    /// [default: canonical; free for simulate]
+    /// [default: canonical, unless --zero 2|3 would keep the whole gradients of several
+    /// microbatches; free for simulate; canonical with --leaves]
     #[arg(long, value_name = "canonical|free")]
     pub order: Option<String>,
     /// Number of leaves of the canonical summation tree: equal leaves give equal bits for any --dp
@@ -295,7 +296,7 @@ impl StrategyFlags {
         let local = self.local(problems);
         let bits = compress == Compression::None && !sync.is_async() && local.is_none();
         let order = if bits { defaults.order } else { SummationOrder::Free };
-        Strategy {
+        let mut strategy = Strategy {
             dp,
             tp,
             pp,
@@ -342,7 +343,12 @@ impl StrategyFlags {
             compress,
             compress_warmup: warmup.and_then(|n| u32::try_from(n).ok()),
             local,
+        };
+        // ZeRO-2 promises shards of gradients; only who asks for equal bits pays for whole ones.
+        if self.order.is_none() && self.leaves.is_none() && strategy.keeps_whole_gradients() {
+            strategy.order = SummationOrder::Free;
         }
+        strategy
     }
 
     /// The local SGD settings, if requested.
@@ -517,6 +523,8 @@ mod tests {
                 "micro-batch" => &mut flags.micro_batch,
                 "seq" => &mut flags.seq,
                 "leaves" => &mut flags.leaves,
+                "zero" => &mut flags.zero,
+                "order" => &mut flags.order,
                 "schedule" => &mut flags.schedule,
                 "compress" => &mut flags.compress,
                 "sync" => &mut flags.sync,
@@ -597,5 +605,21 @@ mod tests {
         assert_eq!(on("dgx1-v100"), DType::F16);
         assert_eq!(on("laptop"), DType::F32);
         assert_eq!(Defaults::for_cluster(None, SummationOrder::Free).dtype, DType::Bf16);
+    }
+
+    #[test]
+    fn zero_2_shards_the_gradients_of_several_microbatches_unless_asked_for_bits() {
+        let order = |more: &[(&str, &str)]| {
+            let base = [("dp", "2"), ("global-batch", "8"), ("micro-batch", "2")];
+            let pairs: Vec<_> = base.iter().chain(more).copied().collect();
+            checked(&pairs).expect("a sound strategy").order
+        };
+        assert_eq!(order(&[]), SummationOrder::Canonical);
+        assert_eq!(order(&[("zero", "1")]), SummationOrder::Canonical);
+        assert_eq!(order(&[("zero", "2")]), SummationOrder::Free);
+        assert_eq!(order(&[("zero", "3")]), SummationOrder::Free);
+        assert_eq!(order(&[("zero", "2"), ("leaves", "2")]), SummationOrder::Canonical);
+        assert_eq!(order(&[("zero", "2"), ("order", "canonical")]), SummationOrder::Canonical);
+        assert_eq!(order(&[("zero", "2"), ("global-batch", "4")]), SummationOrder::Canonical);
     }
 }

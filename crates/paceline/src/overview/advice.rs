@@ -1,8 +1,7 @@
 //! Warnings about a plan before it is run.
 
 use super::table::percent;
-use paceline_plan::collective::SummationOrder;
-use paceline_plan::program::Plan;
+use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::strategy::Zero;
 use paceline_plan::summary::Summary;
 use paceline_sim::Fit;
@@ -18,16 +17,15 @@ pub(crate) fn warnings(plan: &Plan, summary: &Summary, on: Option<(&Cluster, Fit
     if let Some((cluster, fit)) = on {
         on_cluster(plan, cluster, fit, &mut warnings);
     }
-    if s.zero >= Zero::Gradients
-        && s.order == SummationOrder::Canonical
-        && s.microbatches() > 1
-        && plan.mesh.replicas() > 1
-    {
+    if s.keeps_whole_gradients() {
         warnings.push(format!(
-            "--zero {} with --order canonical keeps whole gradients, because the {} microbatches \
-             of a replica are summed before replicas exchange; --order free deals gradients out",
+            "--zero {} with --order canonical keeps whole gradients, {} a rank, because the {} \
+             microbatches of a replica are summed before replicas exchange; --order free keeps one \
+             of {} shards, and a bucket",
             s.zero,
-            s.microbatches()
+            summary.memory.of(MemoryKind::Gradients),
+            s.microbatches(),
+            plan.mesh.replicas(),
         ));
     }
     if s.pp > 1 && summary.bubble_fraction > LARGE_BUBBLE {

@@ -7,7 +7,7 @@ use super::local_sgd::OuterStep;
 use super::role::RoleIr;
 use super::tables::{TableUpdate, table_update};
 use super::tied::{TiedTable, Uses};
-use crate::collective::{CollectiveKind, Reduction, SummationOrder};
+use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::BLOCK;
 use crate::ids::{CallId, GroupId, OpId};
@@ -188,8 +188,7 @@ impl BucketPlan {
 /// Returns true if full gradients exist only until they are reduced: ZeRO-2 and 3, unless the
 /// canonical order requires summing the microbatches of a replica first.
 pub(super) fn transient_gradients(s: &Strategy) -> bool {
-    let dealt = s.zero >= Zero::Gradients && s.mesh().replicas() > 1;
-    dealt && (s.order == SummationOrder::Free || s.microbatches() == 1)
+    s.zero >= Zero::Gradients && s.mesh().replicas() > 1 && !s.keeps_whole_gradients()
 }
 
 /// Views of a bucket's weights, before the gather is declared.

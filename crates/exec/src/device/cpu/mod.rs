@@ -23,7 +23,7 @@ use ops::clicks::TablesHeld;
 use ops::experts::Routed;
 use paceline_kernels::arena::{Access, ArenaError, Span};
 use paceline_kernels::loss::Columns;
-use paceline_kernels::pool::Pool;
+use paceline_kernels::pool::{Choice, Pool};
 use paceline_kernels::{Bf16, F16, Rows, reduce, ring_attention};
 use paceline_plan::DType;
 use paceline_plan::graph::{OpKind, OpPass};
@@ -47,6 +47,8 @@ pub(crate) struct Cpu {
     kernels: Arc<Kernels>,
     place: RankCoords,
     pool: Pool,
+    /// For every step of every template, whether helper threads gain time.
+    choices: Vec<Vec<Choice>>,
     /// Size of the vocabulary.
     vocab: u32,
     /// Number of tokens of the global batch.
@@ -75,14 +77,13 @@ impl Device for Cpu {
 
     const ISSUES: bool = false;
 
-    /// Steps are fused in f32 only. In 16 bits every result is rounded, even an intermediate one; a
-    /// fused kernel would not round it.
+    /// In 16 bits a fused kernel rounds every intermediate result, as separate operators do.
     fn bind(plan: &Plan, types: Types) -> Result<Kernels, ExecError> {
         let of = check::bind_all(plan, "", "dense models run", |kind, pass| {
             bind::bind(kind, pass, types)
         })?;
         let several = of.iter().any(|kernels| kernels.len() > 1);
-        let uses = (several && types.activation == Float::F32).then(|| Uses::of(plan));
+        let uses = several.then(|| Uses::of(plan));
         let steps = |(at, kernels): (usize, &Vec<Bound>)| match &uses {
             Some(uses) if !kernels.is_empty() => fuse::fuse(at, &plan.templates[at], uses),
             Some(_) | None => (0..kernels.len()).map(FusedStep::One).collect(),
@@ -124,24 +125,26 @@ impl Device for Cpu {
         let all = Arc::clone(&self.kernels);
         let at = segment.template as usize;
         let watching = self.pass.watching;
-        let mut run = |op: &LocalOp, kernel: &dyn Operator<Self>| {
-            let operands = Operands::of(memory, template, segment, op, running)?;
-            kernel.run(self, &operands, operands.mode(fresh))
-        };
         if watching {
             for (op, kernel) in template.ops.iter().zip(&all.of[at]) {
-                run(op, &**kernel)?;
+                let operands = Operands::of(memory, template, segment, op, running)?;
+                kernel.run(self, &operands, operands.mode(fresh))?;
                 if op.kind != OpKind::RowMax {
                     check_finite(memory, template, segment, op, running)?;
                 }
             }
             return Ok(());
         }
-        for step in &all.steps[at] {
-            match step {
-                FusedStep::One(number) => run(&template.ops[*number], &*all.of[at][*number])?,
-                FusedStep::Several(kernel, op) => run(op, kernel)?,
-            }
+        for (number, step) in all.steps[at].iter().enumerate() {
+            let (op, kernel): (_, &dyn Operator<Self>) = match step {
+                FusedStep::One(number) => (&template.ops[*number], &*all.of[at][*number]),
+                FusedStep::Several(kernel, op) => (op, kernel),
+            };
+            let operands = Operands::of(memory, template, segment, op, running)?;
+            let timing = self.pool.begin(&self.choices[at][number]);
+            let done = kernel.run(self, &operands, operands.mode(fresh));
+            self.pool.end(timing, &mut self.choices[at][number]);
+            done?;
         }
         Ok(())
     }
@@ -227,7 +230,9 @@ impl Cpu {
             ops.map(|(op, kernel)| kernel.workspace(&shape(op), pool.threads())).max()
         });
         let kinds = used().flat_map(|t| plan.templates[t].ops.iter().map(|op| op.kind));
+        let choices = kernels.steps.iter().map(|steps| vec![Choice::default(); steps.len()]);
         Self {
+            choices: choices.collect(),
             kernels: Arc::clone(kernels),
             place,
             vocab,

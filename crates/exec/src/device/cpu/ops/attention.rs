@@ -2,10 +2,6 @@
 
 use crate::device::cpu::bind::{Bound, plain, with_workspace};
 use crate::device::cpu::tiles::over_sequences;
-use paceline_kernels::mixed_precision::{
-    attention_backward, attention_backward_workspace, attention_forward,
-    attention_forward_workspace,
-};
 use paceline_kernels::rope::Rotation;
 use paceline_kernels::{Element, Write, attention, ring_attention, rope as kernels};
 use paceline_plan::graph::{Heads, OpPass};
@@ -69,27 +65,23 @@ pub(in crate::device::cpu) fn whole<T: Element>(
     let of = Sequences { heads, seq };
     match pass {
         OpPass::Forward => Some(with_workspace(
-            move |on, threads| {
-                attention_forward_workspace::<T>(threads, of.with_rows(on.rows(0).rows))
-            },
+            move |on, threads| threads * of.with_rows(on.rows(0).rows).forward_workspace::<T>(),
             move |cpu, on, _| {
                 let shape = of.with_rows(on.rows(0).rows);
-                let need = attention_forward_workspace::<T>(cpu.pool.threads(), shape);
+                let need = cpu.pool.threads() * shape.forward_workspace::<T>();
                 let (qkv, out, lse) = (on.input::<T>(0), on.output(0), on.output(1));
-                attention_forward(&cpu.pool, shape, qkv, out, lse, &mut cpu.workspace[..need]);
+                attention::forward(&cpu.pool, shape, qkv, out, lse, &mut cpu.workspace[..need]);
             },
         )),
         OpPass::BackwardInput => Some(with_workspace(
-            move |on, threads| {
-                attention_backward_workspace::<T>(threads, of.with_rows(on.rows(0).rows))
-            },
+            move |on, threads| threads * of.with_rows(on.rows(0).rows).backward_workspace::<T>(),
             move |cpu, on, _| {
                 let shape = of.with_rows(on.rows(0).rows);
-                let need = attention_backward_workspace::<T>(cpu.pool.threads(), shape);
+                let need = cpu.pool.threads() * shape.backward_workspace::<T>();
                 let (dout, qkv) = (on.input::<T>(0), on.input(1));
                 let (out, lse, dqkv) = (on.input(2), on.input(3), on.output(0));
                 let room = &mut cpu.workspace[..need];
-                attention_backward(&cpu.pool, shape, dout, qkv, out, lse, dqkv, room);
+                attention::backward(&cpu.pool, shape, dout, qkv, out, lse, dqkv, room);
             },
         )),
         OpPass::BackwardWeight => None,

@@ -1,4 +1,4 @@
-//! Fused kernels: several operators at once, in single precision.
+//! Fused kernels: several operators at once.
 
 use crate::device::cpu::Cpu;
 use crate::device::cpu::fuse::FusedKernel;
@@ -6,9 +6,10 @@ use crate::device::cpu::operands::Operands;
 use crate::device::cpu::tiles::{elements, over_rows};
 use crate::device::{OpShape, Operator};
 use crate::error::Fault;
+use crate::types::Float;
 use paceline_kernels::linear::{self, Epilogue};
 use paceline_kernels::pool::strips;
-use paceline_kernels::{Write, activation, loss, norm, reduce};
+use paceline_kernels::{Bf16, Element, F16, Write, activation, loss, norm, reduce};
 use paceline_plan::graph::{ActivationKind, NormKind};
 
 impl Operator<Cpu> for FusedKernel {
@@ -17,30 +18,43 @@ impl Operator<Cpu> for FusedKernel {
     }
 
     fn run(&self, cpu: &mut Cpu, on: &Operands<'_>, _: Write) -> Result<(), Fault> {
+        match cpu.types.activation {
+            Float::F32 => self.run_as::<f32>(cpu, on),
+            Float::Bf16 => self.run_as::<Bf16>(cpu, on),
+            Float::F16 => self.run_as::<F16>(cpu, on),
+        }
+        Ok(())
+    }
+}
+
+impl FusedKernel {
+    fn run_as<T: Element>(&self, cpu: &mut Cpu, on: &Operands<'_>) {
         let pool = &cpu.pool;
         match *self {
             FusedKernel::Linear { bias, residual, activation } => {
-                let (x, w) = (on.input::<f32>(0), on.param::<f32>(0));
+                let (x, w) = (on.input::<T>(0), on.param::<T>(0));
                 let after = Epilogue {
                     bias: bias.then(|| on.param(1)),
                     residual: residual.then(|| on.input(1)),
                     active: activation.map(|function| (forward(function), on.output(1))),
                 };
-                linear::forward_and(pool, on.linear(), x, w, on.output(0), after);
+                let sums = &mut cpu.workspace;
+                linear::forward_and(pool, on.linear(), x, w, on.output(0), after, sums);
             }
             FusedKernel::LinearInput(function) => {
-                let (dy, w) = (on.input::<f32>(0), on.param::<f32>(0));
-                let before = (gradient(function), on.input::<f32>(1));
-                linear::input_gradient_through(pool, on.linear(), dy, w, before, on.output(0));
+                let (dy, w) = (on.input::<T>(0), on.param::<T>(0));
+                let before = (gradient(function), on.input::<T>(1));
+                let (dx, sums) = (on.output(0), &mut cpu.workspace);
+                linear::input_gradient_through(pool, on.linear(), dy, w, before, dx, sums);
             }
             FusedKernel::AddNorm { norm, eps } => {
-                let (shape, a, b) = (on.rows(0), on.input::<f32>(0), on.input::<f32>(1));
-                let gain = on.param::<f32>(0);
-                let (bias, width): (&[f32], _) = match norm {
+                let (shape, a, b) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
+                let gain = on.param::<T>(0);
+                let (bias, width): (&[T], _) = match norm {
                     NormKind::Layer => (on.param(1), 2),
                     NormKind::Rms => (&[], 1),
                 };
-                let [sum, y] = [0, 1].map(|i| strips(on.output::<f32>(i), shape.width));
+                let [sum, y] = [0, 1].map(|i| strips(on.output::<T>(i), shape.width));
                 let outputs = (sum, y, strips(on.output(2), width));
                 over_rows(pool, shape, outputs, |part, at, (sum, y, stats)| {
                     let at = elements(shape, &at);
@@ -54,9 +68,9 @@ impl Operator<Cpu> for FusedKernel {
                 });
             }
             FusedKernel::NormInputAdd { norm } => {
-                let (shape, dy, x) = (on.rows(0), on.input::<f32>(0), on.input::<f32>(1));
-                let (gain, stats) = (on.param::<f32>(0), on.input::<f32>(2));
-                let so_far = on.input::<f32>(3);
+                let (shape, dy, x) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
+                let (gain, stats) = (on.param::<T>(0), on.input::<f32>(2));
+                let so_far = on.input::<T>(3);
                 over_rows(pool, shape, strips(on.output(0), shape.width), |part, rows, dx| {
                     let at = elements(shape, &rows);
                     let (dy, x) = (&dy[at.clone()], &x[at.clone()]);
@@ -73,7 +87,7 @@ impl Operator<Cpu> for FusedKernel {
                 });
             }
             FusedKernel::RowMaxStats => {
-                let (shape, logits, targets) = (on.rows(0), on.input::<f32>(0), on.ids(1));
+                let (shape, logits, targets) = (on.rows(0), on.input::<T>(0), on.ids(1));
                 let columns = cpu.columns(shape);
                 let outputs = (strips(on.output(0), 1), strips(on.output(1), 2));
                 over_rows(pool, shape, outputs, |part, at, (max, stats)| {
@@ -83,11 +97,10 @@ impl Operator<Cpu> for FusedKernel {
                 });
             }
         }
-        Ok(())
     }
 }
 
-fn forward(function: ActivationKind) -> linear::Forward {
+fn forward<T: Element>(function: ActivationKind) -> linear::Forward<T> {
     match function {
         ActivationKind::Gelu => activation::gelu_tanh_forward,
         ActivationKind::Relu => activation::relu_forward,
@@ -95,7 +108,7 @@ fn forward(function: ActivationKind) -> linear::Forward {
     }
 }
 
-fn gradient(function: ActivationKind) -> linear::Gradient {
+fn gradient<T: Element>(function: ActivationKind) -> linear::Gradient<T> {
     match function {
         ActivationKind::Gelu => activation::gelu_tanh_input_gradient,
         ActivationKind::Relu => activation::relu_input_gradient,
@@ -114,6 +127,7 @@ mod tests {
     use paceline_comm::thread::world;
     use paceline_kernels::arena::{Access, Span};
     use paceline_kernels::pool::Pool;
+    use paceline_kernels::{Bf16, Element, F16};
     use paceline_plan::DType;
     use paceline_plan::ids::Rank;
     use paceline_plan::lower::lower;
@@ -140,9 +154,13 @@ mod tests {
                 DType::F32 => views.take::<f32>(0).iter_mut().for_each(|x| {
                     *x = 0.125 + next() as f32 / (1 << 24) as f32;
                 }),
-                DType::Bf16 | DType::F16 | DType::Fp8 | DType::U8 => {
-                    unreachable!("only single precision is joined")
-                }
+                DType::Bf16 => views.take::<Bf16>(0).iter_mut().for_each(|x| {
+                    *x = Bf16::narrow(0.125 + next() as f32 / (1 << 24) as f32);
+                }),
+                DType::F16 => views.take::<F16>(0).iter_mut().for_each(|x| {
+                    *x = F16::narrow(0.125 + next() as f32 / (1 << 24) as f32);
+                }),
+                DType::Fp8 | DType::U8 => unreachable!("no operands of this type"),
             }
         }
     }
@@ -181,10 +199,18 @@ mod tests {
     #[test]
     fn joined_operators_have_the_bits_of_separate_ones() {
         let mut seen: BTreeSet<String> = BTreeSet::new();
-        for (name, tp) in [("mini", 1), ("mini", 2), ("mini-llama", 1), ("mini-llama", 2)] {
+        let models = [("mini", 1), ("mini", 2), ("mini-llama", 1), ("mini-llama", 2)];
+        let types = [DType::F32, DType::Bf16, DType::F16];
+        for ((name, tp), dtype) in models.into_iter().flat_map(|m| types.map(|t| (m, t))) {
             let model = built_in::get(name).expect("a built-in model").expect("a sound one");
-            let strategy =
-                Strategy { tp, seq: 16, micro_batch: 3, global_batch: 3, ..Strategy::default() };
+            let strategy = Strategy {
+                tp,
+                dtype,
+                seq: 16,
+                micro_batch: 3,
+                global_batch: 3,
+                ..Strategy::default()
+            };
             let plan = lower(&model, &strategy).expect("a sound strategy");
             let kernels = Arc::new(check::check::<Cpu>(&plan).expect("a plan that runs"));
             let program = plan.program(Rank(0));
@@ -219,7 +245,7 @@ mod tests {
                 };
                 let (together, apart) = (run(false), run(true));
                 let template = &template.name;
-                assert!(together == apart, "{name}, tp {tp}, {template}: {joined:?}");
+                assert!(together == apart, "{name}, {dtype:?}, tp {tp}, {template}: {joined:?}");
                 seen.extend(joined);
             }
         }
