@@ -9,7 +9,8 @@
 //! algorithms without a closed form.
 
 use paceline_plan::collective::{
-    Action, Algorithm, Chunking, CollectiveKind, DimAlgorithm, Pattern, SummationOrder, TorusShape,
+    Action, Algorithm, Chunking, CollectiveKind, DimAlgorithm, Pattern, RingSet, SummationOrder,
+    TorusShape,
 };
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
@@ -322,7 +323,7 @@ fn fully_connected(pattern: &Pattern, n: f64) -> Option<f64> {
             let ranks = pattern.ranks();
             let coprime =
                 |a: &u32| (2..=*a).all(|d| !a.is_multiple_of(d) || !ranks.is_multiple_of(d));
-            let orders = (1..ranks).filter(coprime).count().min(rings as usize) as f64;
+            let orders = (1..ranks).filter(coprime).count().min(rings.count() as usize) as f64;
             time(ways * (p - 1.0), n / p / orders)
         }
         (Algorithm::Direct | Algorithm::SharedMemory, Broadcast) | (Algorithm::Direct, Reduce) => {
@@ -383,7 +384,9 @@ fn ring(pattern: &Pattern, n: f64) -> Option<f64> {
         (Algorithm::Ring, Broadcast | Reduce) => Some((p - 2.0 + chain) * (ALPHA + n / chain * B)),
         (Algorithm::Ring, _) => neighbours(pattern, n, |bytes| ALPHA + bytes * B),
         // Both directions concurrently, with half of the vector each.
-        (Algorithm::MultiRing { rings: 2 }, AllReduce | ReduceScatter | AllGather) => {
+        (Algorithm::MultiRing { rings }, AllReduce | ReduceScatter | AllGather)
+            if rings == RingSet::new(2) =>
+        {
             let rings = if ranks == 2 { 1.0 } else { 2.0 };
             neighbours(pattern, n, |bytes| ALPHA + bytes / rings * B)
         }

@@ -78,6 +78,7 @@ mod tests {
     use super::super::pipeline::pipelined;
     use super::super::ranges;
     use super::*;
+    use paceline_plan::collective::RingSet;
     use paceline_plan::collective::{
         Action, Chunking, Chunks, CollectiveKind, Combine, Pattern, Step, SummationOrder,
     };
@@ -180,7 +181,7 @@ mod tests {
     fn nothing_is_overwritten_before_it_is_known_to_be_taken() {
         for algorithm in [
             Algorithm::Ring,
-            Algorithm::MultiRing { rings: 2 },
+            Algorithm::MultiRing { rings: RingSet::new(2) },
             Algorithm::HalvingDoubling,
             Algorithm::Direct,
             Algorithm::Partitioned,

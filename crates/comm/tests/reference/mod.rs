@@ -3,7 +3,7 @@
 use paceline_comm::steps::{CollectiveSpec, run_bytes};
 use paceline_comm::{Tag, Transport};
 use paceline_plan::collective::{
-    Algorithm, CollectiveKind, Reduction, SummationOrder, TorusShape, chunk_range, resolve,
+    Algorithm, CollectiveKind, Reduction, RingSet, SummationOrder, TorusShape, chunk_range, resolve,
 };
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
@@ -26,13 +26,13 @@ pub(crate) fn algorithms(ranks: u32) -> Vec<Algorithm> {
     let mut all: Vec<Algorithm> = Algorithm::for_any_group().filter(messages).collect();
     all.push(Algorithm::Auto);
     all.extend([2, ranks].map(|servers| Algorithm::ParameterServer { servers }));
-    all.push(Algorithm::MultiRing { rings: 3 });
+    all.push(Algorithm::MultiRing { rings: RingSet::new(3) });
     let pairs = [
         (Algorithm::Ring, Algorithm::HalvingDoubling),
         (Algorithm::ParameterServer { servers: 1 }, Algorithm::Ring),
         (Algorithm::HalvingDoubling, Algorithm::Partitioned),
-        (Algorithm::MultiRing { rings: 2 }, Algorithm::Tree),
-        (Algorithm::Tree, Algorithm::MultiRing { rings: 3 }),
+        (Algorithm::MultiRing { rings: RingSet::new(2) }, Algorithm::Tree),
+        (Algorithm::Tree, Algorithm::MultiRing { rings: RingSet::new(3) }),
         (Algorithm::Naive, Algorithm::Direct),
     ];
     for size in (2..ranks).filter(|size| ranks.is_multiple_of(*size)) {

@@ -6,7 +6,9 @@ use crate::output::Place;
 use crate::overview::count;
 use crate::sweep::SweepFlags;
 use clap::Args;
-use paceline_plan::collective::{Algorithm, CollectiveKind, MAX_RANKS, Pattern, SummationOrder};
+use paceline_plan::collective::{
+    Algorithm, Ask, CollectiveKind, MAX_RANKS, Pattern, SummationOrder,
+};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::NetworkKind;
@@ -147,7 +149,11 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
     let pattern = op.and_then(|op: CollectiveKind| {
         let algorithm = algorithm.unwrap_or(Algorithm::Auto);
         let fabric = cluster.as_ref().map(|cluster| cluster.fabric());
+        let bytes = bytes.unwrap_or(Bytes::ZERO);
+        let ask =
+            Ask { kind: op, algorithm, order, elements: bytes.0, element: Bytes(1), block: 1 };
         let resolved = match fabric {
+            Some(fabric) if algorithm == Algorithm::Auto => Ok(fabric.fastest(&members, &ask)),
             Some(fabric) => fabric.resolve(algorithm, &members),
             None => Ok(algorithm),
         };

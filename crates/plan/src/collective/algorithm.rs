@@ -3,6 +3,7 @@
 use super::definition::{AlgorithmDef, Words};
 use super::grid::Grid;
 use super::names::NameError;
+use super::ring_set::RingSet;
 use super::themis::ChunkOrder;
 use super::torus::TorusShape;
 use super::{
@@ -93,8 +94,8 @@ algorithms! {
     Ring = ring::DEF;
     /// Several rings in different orders share the vector; see [`multi_ring`](super::multi_ring).
     MultiRing {
-        /// Number of rings, from 1 to [`MAX_RINGS`](super::MAX_RINGS).
-        rings: u32
+        /// How many rings, and where they run.
+        rings: RingSet
     } = multi_ring::DEF;
     /// Recursive halving and doubling; see [`halving_doubling`](super::halving_doubling).
     HalvingDoubling = halving_doubling::DEF;
@@ -168,6 +169,11 @@ impl Algorithm {
     /// One algorithm inside hosts and one between them, for a number of ranks per host that is still
     /// open; `None` if one of them cannot be a level.
     pub fn hierarchical(inner: Self, outer: Self) -> Option<Self> {
+        let has_hosts =
+            |level| matches!(level, Self::MultiRing { rings } if rings.host().is_some());
+        if has_hosts(inner) || has_hosts(outer) {
+            return None;
+        }
         Some(Self::Hierarchical { inner: inner.pack()?, outer: outer.pack()?, host: None })
     }
 
@@ -343,6 +349,16 @@ impl Field for u32 {
     }
 }
 
+impl Field for RingSet {
+    fn store(self, words: &mut Words) {
+        *words = self.words();
+    }
+
+    fn load(words: Words) -> Option<Self> {
+        Self::of_words(words)
+    }
+}
+
 impl Field for TorusShape {
     fn store(self, words: &mut Words) {
         *words = self.words();
@@ -363,6 +379,8 @@ mod tests {
             "auto",
             "ring",
             "multi-ring:4",
+            "multi-ring:4/8",
+            "multi-ring:3/4@0213,1032",
             "halving-doubling",
             "tree",
             "direct",
@@ -430,7 +448,9 @@ mod tests {
         for text in ["ps:", "ps:0", "ps:-1", "ps:99999999999", "ps:x", "ps:2:3"] {
             assert!(error(text).to_string().contains("a number of servers"), "{text}");
         }
-        for text in ["multi-ring", "multi-ring:", "multi-ring:0", "multi-ring:257"] {
+        for text in
+            ["multi-ring", "multi-ring:", "multi-ring:0", "multi-ring:257", "multi-ring:2/0"]
+        {
             assert!(error(text).to_string().contains("a number of rings"), "{text}");
         }
         for text in ["torus", "torus:", "torus:0", "torus:2x0", "torus:2xx2", "torus:1x1x1x1x1x1x1"]

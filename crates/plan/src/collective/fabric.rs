@@ -1,18 +1,20 @@
 //! Machine properties that algorithms depend on: ranks per host, and the network between them.
 
-use super::Algorithm;
 use super::grid::{DimAlgorithm, Grid, GridDimension};
 use super::method::Library;
 use super::resolve::CollectiveError;
+use super::ring_set::RingSet;
+use super::{Algorithm, CollectiveTimes};
 use crate::ids::Rank;
 use crate::mesh::{GroupKind, Mesh};
+use std::sync::Arc;
 
 /// Location of ranks. Rank *r* is on device *r*, whose coordinates count through the dimensions,
 /// the innermost first.
 ///
 /// Plans know no cluster. Code that does calls [`Fabric::resolve`] to complete a requested algorithm,
 /// and [`Fabric::decide`] chooses the method of every call of a plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Fabric {
     /// Number of consecutive ranks that share a host.
     pub host: u64,
@@ -22,6 +24,11 @@ pub struct Fabric {
     pub shm_domain: Option<u64>,
     /// Communication library with a communicator for every group.
     pub library: Option<Library>,
+    /// Orders in which rings can visit the devices of a host over links of their own, one for every
+    /// two rings; empty if a switch joins the devices.
+    pub host_rings: Vec<Vec<u32>>,
+    /// Times of collectives, by which an algorithm is chosen if nobody has named one.
+    pub times: Option<Arc<dyn CollectiveTimes>>,
 }
 
 /// One dimension of a machine's network.
@@ -42,7 +49,14 @@ pub struct FabricDimension {
 impl Fabric {
     /// A fabric of which nothing is known.
     pub fn unknown() -> Self {
-        Self { host: 1, dimensions: Vec::new(), shm_domain: None, library: None }
+        Self {
+            host: 1,
+            dimensions: Vec::new(),
+            shm_domain: None,
+            library: None,
+            host_rings: Vec::new(),
+            times: None,
+        }
     }
 
     /// Returns true if the members of every group of a kind can map each other's memory.
@@ -61,7 +75,7 @@ impl Fabric {
         let size = ranks.max(1);
         let (name, way) = ("memory".to_owned(), DimAlgorithm::Halving);
         let memory = FabricDimension { name, size, way, rate: 1, reduces: false };
-        Self { host: size.into(), dimensions: vec![memory], shm_domain: None, library: None }
+        Self { host: size.into(), dimensions: vec![memory], ..Self::unknown() }
     }
 
     /// Resolves the open parameters of an algorithm for a group: the number of members per host,
@@ -74,12 +88,15 @@ impl Fabric {
         let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
         let resolved = match algorithm {
             Algorithm::Hierarchical { host: None, .. } => {
-                let host = self.ranks_per_host(members).ok_or_else(|| uneven(ranks))?;
+                let host = ranks_per_unit(members, self.host).ok_or_else(|| uneven(ranks))?;
                 algorithm.with_host(host)
             }
             Algorithm::PerDimension { chunks, order, grid: None } => {
                 let grid = Some(self.grid(algorithm, members)?);
                 Algorithm::PerDimension { chunks, order, grid }
+            }
+            Algorithm::MultiRing { rings } if rings.host().is_none() => {
+                Algorithm::MultiRing { rings: self.rings(rings, members) }
             }
             resolved => resolved,
         };
@@ -99,13 +116,19 @@ impl Fabric {
         Ok(resolved)
     }
 
-    /// Number of consecutive members that share a host, if it is the same on every host.
-    fn ranks_per_host(&self, members: &[Rank]) -> Option<u32> {
-        let host = |rank: &Rank| u64::from(rank.0) / self.host.max(1);
-        let mut runs = members.chunk_by(|a, b| host(a) == host(b)).map(<[Rank]>::len);
-        let first = runs.next()?;
-        let even = runs.all(|run| run == first);
-        u32::try_from(first).ok().filter(|_| even)
+    /// Lays rings over the links of a group: in the orders that a host's graph has if the group has
+    /// all of its devices, and out of several switches through as many members as there are rings.
+    fn rings(&self, rings: RingSet, members: &[Rank]) -> RingSet {
+        let Some(inner) = self.dimensions.first() else { return rings };
+        let unit = u64::from(inner.size.max(1));
+        let Some(host) = ranks_per_unit(members, unit) else { return rings };
+        let at_home = |(at, rank): (usize, &Rank)| u64::from(rank.0) % unit == at as u64 % unit;
+        let whole = u64::from(host) == unit && members.iter().enumerate().all(at_home);
+        let wanted = self.host_rings.len().min(rings.count().div_ceil(2) as usize);
+        let ordered = rings.with_orders(&self.host_rings[..wanted]).filter(|_| whole);
+        let switched = self.host_rings.is_empty() && inner.way != DimAlgorithm::Ring;
+        let several = switched && (host as usize) < members.len();
+        ordered.unwrap_or_else(|| if several { rings.over_hosts(host) } else { rings })
     }
 
     fn coordinates(&self, rank: Rank) -> impl Iterator<Item = u32> {
@@ -166,6 +189,11 @@ impl Fabric {
         })
     }
 
+    /// Number of dimensions in which members differ.
+    pub(super) fn spanned(&self, members: &[Rank]) -> usize {
+        self.spans(members).iter().filter(|span| span.len() > 1).count()
+    }
+
     /// The members' coordinates in each dimension, in order of first appearance.
     fn spans(&self, members: &[Rank]) -> Vec<Vec<u32>> {
         let mut spans = vec![Vec::new(); self.dimensions.len()];
@@ -195,6 +223,15 @@ impl Fabric {
     }
 }
 
+/// Number of consecutive members in a unit of some devices, such as a host, if all have as many.
+fn ranks_per_unit(members: &[Rank], devices: u64) -> Option<u32> {
+    let unit = |rank: &Rank| u64::from(rank.0) / devices.max(1);
+    let mut runs = members.chunk_by(|a, b| unit(a) == unit(b)).map(<[Rank]>::len);
+    let first = runs.next()?;
+    let even = runs.all(|run| run == first);
+    u32::try_from(first).ok().filter(|_| even)
+}
+
 fn uneven(ranks: u32) -> CollectiveError {
     CollectiveError::Unfit(format!(
         "{ranks} ranks do not share hosts evenly; use as many of each host"
@@ -219,7 +256,7 @@ mod tests {
             dimension("rack", 4, DimAlgorithm::Halving, 25, true),
             dimension("core", 2, DimAlgorithm::Ring, 10, false),
         ];
-        Fabric { host: 8, dimensions, shm_domain: None, library: None }
+        Fabric { host: 8, dimensions, ..Fabric::unknown() }
     }
 
     fn resolved(text: &str, members: impl IntoIterator<Item = u32>) -> Result<String, String> {
@@ -250,6 +287,26 @@ mod tests {
         assert_eq!(resolved("per-dimension", 5..6).unwrap(), "per-dimension/1r");
         assert!(resolved("per-dimension", 0..12).unwrap_err().contains("12 ranks"));
         assert!(resolved("per-dimension", [0, 8, 1, 9]).is_err(), "not in the grid's order");
+    }
+
+    #[test]
+    fn rings_take_the_links_of_hosts() {
+        assert_eq!(resolved("multi-ring:4", 0..32).unwrap(), "multi-ring:4/8");
+        assert_eq!(resolved("multi-ring:4", (0..32).step_by(2)).unwrap(), "multi-ring:4/4");
+        assert_eq!(resolved("multi-ring:4", 0..8).unwrap(), "multi-ring:4", "one switch");
+        assert_eq!(resolved("multi-ring:4", 4..16).unwrap(), "multi-ring:4", "uneven");
+        let host_rings = vec![vec![0, 2, 1, 3], vec![1, 0, 3, 2]];
+        let mut meshed = Fabric { host: 4, host_rings, ..fabric() };
+        meshed.dimensions[0].size = 4;
+        meshed.dimensions[0].way = DimAlgorithm::Ring;
+        let resolved = |members: std::ops::Range<u32>, rings: &str| {
+            let members: Vec<Rank> = members.map(Rank).collect();
+            meshed.resolve(rings.parse().unwrap(), &members).unwrap().to_string()
+        };
+        assert_eq!(resolved(0..8, "multi-ring:4"), "multi-ring:4/4@0213,1032");
+        assert_eq!(resolved(0..8, "multi-ring:2"), "multi-ring:2/4@0213");
+        assert_eq!(resolved(4..8, "multi-ring:8"), "multi-ring:8/4@0213,1032");
+        assert_eq!(resolved(1..5, "multi-ring:4"), "multi-ring:4", "not whole hosts");
     }
 
     #[test]

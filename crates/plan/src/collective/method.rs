@@ -1,8 +1,9 @@
 //! Method of a collective: the plan's own steps, or a communication library.
 
-use super::resolve::{cheapest, resolve};
+use super::resolve::resolve;
 use super::{Algorithm, CollectiveError, CollectiveKind, Fabric, NameError, Pattern};
 use super::{SummationOrder, chunk_range};
+use crate::ids::Rank;
 use crate::mesh::{GroupKind, Mesh};
 use crate::program::{Call, Plan};
 use crate::units::Bytes;
@@ -104,12 +105,23 @@ impl Fabric {
     /// Decides the method of every call of a plan.
     pub fn decide(&self, plan: &mut Plan) {
         let Plan { programs, groups, mesh, strategy, .. } = plan;
+        // Most calls of a plan are alike, and timing many algorithms takes long.
+        let mut known: Vec<(GroupKind, Ask, Method)> = Vec::new();
         for call in programs.iter_mut().flat_map(|program| &mut program.calls) {
             let group = groups[call.group.index()];
             // Only the exchange of gradients is the user's to choose.
             let algorithm =
                 if group == GroupKind::Replicas { strategy.collective } else { Algorithm::Auto };
-            call.method = self.method(mesh, group, &Ask::of(call, algorithm));
+            let ask = Ask::of(call, algorithm);
+            let same = known.iter().find(|(of, like, _)| (*of, *like) == (group, ask));
+            call.method = match same {
+                Some((.., method)) => *method,
+                None => {
+                    let method = self.method(mesh, group, &ask);
+                    known.push((group, ask, method));
+                    method
+                }
+            };
         }
     }
 
@@ -120,7 +132,7 @@ impl Fabric {
     /// 2. The library, if there is one, for equal parts and in free order or without sums.
     /// 3. Shared memory inside shm domains, for kinds whose members all stay until the end, in
     ///    canonical order or without sums.
-    /// 4. The [cheapest] algorithm.
+    /// 4. The fastest algorithm by the fabric's [times](super::CollectiveTimes).
     pub fn method(&self, mesh: &Mesh, group: GroupKind, ask: &Ask) -> Method {
         let Ask { kind, algorithm, order, .. } = *ask;
         let ranks = mesh.group_size(group);
@@ -149,8 +161,13 @@ impl Fabric {
         if ranks > 1 && stays && fixed && self.share_memory(mesh, group) {
             return Method::Steps(Algorithm::SharedMemory);
         }
-        let bytes = Bytes(ask.elements.saturating_mul(ask.element.0));
-        Method::Steps(cheapest(kind, ranks, order, bytes, self))
+        // All groups of a kind get the same method: that of the first.
+        let first = match group {
+            GroupKind::Axis(_) | GroupKind::Replicas | GroupKind::Ends => 0,
+            GroupKind::Served(server) => mesh.size() + server,
+            GroupKind::Servers => mesh.size(),
+        };
+        Method::Steps(self.fastest(&mesh.members(group, Rank(first)), ask))
     }
 }
 

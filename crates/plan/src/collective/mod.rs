@@ -79,6 +79,7 @@
 
 mod algorithm;
 pub mod bruck;
+mod choose;
 mod counts;
 mod definition;
 pub mod direct;
@@ -98,6 +99,7 @@ pub mod partitioned;
 pub mod per_dimension;
 mod resolve;
 pub mod ring;
+mod ring_set;
 pub mod shared_memory;
 mod step;
 pub mod symbolic;
@@ -106,16 +108,17 @@ pub mod torus;
 pub mod tree;
 
 pub use algorithm::{Algorithm, Packed};
+pub use choose::CollectiveTimes;
 pub use counts::Counts;
 pub use definition::{AlgorithmDef, Hints, Rotation, Symmetric, Words};
 pub use fabric::{Fabric, FabricDimension};
 pub use fold::{CanonicalFold, canonical_fold};
 pub use grid::{DimAlgorithm, Grid, GridDimension};
 pub use method::{Ask, Library, Method};
-pub use multi_ring::MAX_RINGS;
 pub use names::{CollectiveKind, NameError, Reduction, SummationOrder};
 pub use per_dimension::MAX_CHUNKS;
 pub use resolve::{CollectiveError, resolve};
+pub use ring_set::{MAX_RINGS, RingSet};
 pub use step::{Action, Chunking, Chunks, Combine, Peers, Step, chunk_range};
 pub use themis::{ChunkOrder, Visit};
 pub use torus::TorusShape;

@@ -1,23 +1,21 @@
 //! Several concurrent rings with different rank orders, each for its share of the vector.
 //!
-//! A ring in rank order loads one of a rank's links in one direction. Ring 0 runs that way and ring
-//! 1 backwards, so that full-duplex links carry data both ways. Ring 2 skips ranks: it always goes
-//! to the *s*-th next rank, for the smallest *s* > 1 that still visits every rank. Ring 3 is the
-//! same backwards, and so on. These rings use other neighbours, and therefore other links on a
-//! machine with a dedicated link per device pair. P ranks have φ(P) such rings, the count of
-//! numbers below P coprime to P; a larger request is capped at φ(P).
+//! A ring in rank order loads one of a rank's links in one direction. Rings in other orders use other
+//! neighbours, and therefore other links on a machine with a dedicated link per device pair, and
+//! leave a host through other ports. Which orders they are is in [`RingSet`]: code that knows the
+//! cluster finds them on its links ([`Fabric::resolve`](super::Fabric::resolve)). P ranks of which
+//! nothing is known have φ(P) such rings, the count of numbers below P coprime to P; a larger request
+//! is capped there.
 //!
-//! In the formulas *P* is the number of ranks, *C* ≤ φ(P) the number of rings, and *N* the bytes of
+//! In the formulas *P* is the number of ranks, *C* the number of rings, and *N* the bytes of
 //! the whole vector. The vector is split into chunks as for one [`ring`], and each chunk into C
 //! pieces; piece *r* travels on ring *r*. As on one ring, sums start at any rank, so the order is
 //! not canonical.
 
 use super::definition::{AlgorithmDef, Counted, Hints, NO_GATHER, Parameter, Rotation, Symmetric};
+use super::ring_set::{MAX_RINGS, RingSet, Route};
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{Algorithm, CollectiveError, CollectiveKind, Pattern, gcd, has_steps, relative, ring};
-
-/// Maximum number of rings that share a vector; no device has this number of links.
-pub const MAX_RINGS: u32 = 256;
+use super::{Algorithm, CollectiveError, CollectiveKind, Pattern, has_steps, ring};
 
 /// Entry in the table.
 pub(super) const DEF: AlgorithmDef = AlgorithmDef {
@@ -26,21 +24,27 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
     parameter: Some(Parameter {
         form: "multi-ring:C",
         needs: "a number of rings from 1 to 256, such as multi-ring:2",
-        parse: |word| {
-            let rings = word?.parse().ok().filter(|rings| (1..=MAX_RINGS).contains(rings))?;
-            Some([rings, 0, 0, 0, 0, 0])
-        },
-        print: |[rings, ..]| Some(rings.to_string()),
+        parse: |word| Some(RingSet::parse(word?)?.words()),
+        print: |words| Some(RingSet::of_words(words)?.to_string()),
     }),
     suggested: Some([2, 0, 0, 0, 0, 0]),
     kinds: NO_GATHER,
     is_canonical: |_| false,
-    check: |p| match rings(p) {
-        1..=MAX_RINGS => Ok(()),
-        _ => Err(CollectiveError::Unfit(format!(
-            "{}: there can be from 1 to {MAX_RINGS} rings",
-            p.algorithm
-        ))),
+    check: |p| {
+        let host = rings(p).host().unwrap_or(1);
+        if !(1..=MAX_RINGS).contains(&rings(p).count()) {
+            let text = format!("{}: there can be from 1 to {MAX_RINGS} rings", p.algorithm);
+            return Err(CollectiveError::Unfit(text));
+        }
+        if !p.ranks.is_multiple_of(host) {
+            let text = format!("{}: {} ranks are not hosts of {host}", p.algorithm, p.ranks);
+            return Err(CollectiveError::Unfit(text));
+        }
+        if !rings(p).is_apart(p.ranks) {
+            let text = format!("{}: two rings of {} ranks take one link", p.algorithm, p.ranks);
+            return Err(CollectiveError::Unfit(text));
+        }
+        Ok(())
     },
     chunks: ring::chunks,
     rounds: ring::rounds,
@@ -54,26 +58,28 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
     },
     counted: Counted::AllIfSmall,
     hints: Hints {
-        is_ring: true,
-        symmetric: Symmetric::PowersOfTwo,
-        rotation: |_| Rotation::Ranks,
+        symmetric: Symmetric::None,
+        rotation: |p| match rings(p).host() {
+            None => Rotation::Ranks,
+            Some(_) => Rotation::None,
+        },
         sends_in_place: true,
         ..AlgorithmDef::BASE.hints
     },
     ..AlgorithmDef::BASE
 };
 
-fn rings(p: &Pattern) -> u32 {
+fn rings(p: &Pattern) -> RingSet {
     match p.algorithm {
         Algorithm::MultiRing { rings } => rings,
-        _ => 0,
+        _ => RingSet::new(0),
     }
 }
 
 /// Each ring reduces its piece of every chunk in one pass and distributes it in a second pass.
 ///
 /// Rounds 2(P−1); bytes sent and received per rank 2N(P−1)/P; fan-in C. Chunks: P.
-pub fn all_reduce(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
+pub fn all_reduce(ranks: u32, me: u32, rings: RingSet) -> Vec<Step> {
     Rings::write(ranks, me, rings, |rings| {
         rings.scatter_rounds(0);
         rings.gather_rounds(ranks - 1);
@@ -83,14 +89,14 @@ pub fn all_reduce(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
 /// On each ring, the piece of part *i* starts at the rank after *i* and arrives at *i*, reduced.
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in C. Chunks: P.
-pub fn reduce_scatter(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
+pub fn reduce_scatter(ranks: u32, me: u32, rings: RingSet) -> Vec<Step> {
     Rings::write(ranks, me, rings, |rings| rings.scatter_rounds(0))
 }
 
 /// Each part travels around from its owner, one piece per ring.
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in C. Chunks: P.
-pub fn all_gather(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
+pub fn all_gather(ranks: u32, me: u32, rings: RingSet) -> Vec<Step> {
     Rings::write(ranks, me, rings, |rings| rings.gather_rounds(0))
 }
 
@@ -98,21 +104,20 @@ pub fn all_gather(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
 ///
 /// Rounds P−2 + K, where K = 4(P−2) + 1 is the number of chunks; bytes sent and received per rank N;
 /// fan-in C.
-pub fn broadcast(ranks: u32, me: u32, root: u32, rings: u32) -> Vec<Step> {
+pub fn broadcast(ranks: u32, me: u32, root: u32, rings: RingSet) -> Vec<Step> {
     if root >= ranks {
         return Vec::new();
     }
     Rings::write(ranks, me, rings, |rings| {
-        let place = relative(me, root, ranks);
-        let chains: Vec<_> = rings
-            .strides
-            .iter()
-            .map(|&stride| Chain {
-                place: times(place, inverse(stride, ranks), ranks),
-                previous: (me + ranks - stride) % ranks,
-                next: (me + stride) % ranks,
-            })
-            .collect();
+        let chain = |route: &Route| {
+            let (here, root) = (route.place(me), route.place(root));
+            Chain {
+                place: (here + ranks - root) % ranks,
+                previous: route.rank(here + ranks - 1),
+                next: route.rank(here + 1),
+            }
+        };
+        let chains: Vec<_> = rings.routes.iter().map(chain).collect();
         rings.stream(&chains, Combine::Replace);
     })
 }
@@ -121,22 +126,21 @@ pub fn broadcast(ranks: u32, me: u32, root: u32, rings: u32) -> Vec<Step> {
 ///
 /// Rounds P−2 + K, where K = 4(P−2) + 1 is the number of chunks; bytes sent and received per rank N;
 /// fan-in C.
-pub fn reduce(ranks: u32, me: u32, root: u32, rings: u32) -> Vec<Step> {
+pub fn reduce(ranks: u32, me: u32, root: u32, rings: RingSet) -> Vec<Step> {
     if root >= ranks {
         return Vec::new();
     }
     Rings::write(ranks, me, rings, |rings| {
-        let place = relative(me, root, ranks);
-        let chains: Vec<_> = rings
-            .strides
-            .iter()
-            .map(|&stride| Chain {
+        let chain = |route: &Route| {
+            let (here, root) = (route.place(me), route.place(root));
+            Chain {
                 // The chain of `broadcast` reversed: place 0 is the farthest from the root.
-                place: ranks - 1 - times(place, inverse(stride, ranks), ranks),
-                previous: (me + stride) % ranks,
-                next: (me + ranks - stride) % ranks,
-            })
-            .collect();
+                place: ranks - 1 - (here + ranks - root) % ranks,
+                previous: route.rank(here + 1),
+                next: route.rank(here + ranks - 1),
+            }
+        };
+        let chains: Vec<_> = rings.routes.iter().map(chain).collect();
         rings.stream(&chains, Combine::Reduce);
     })
 }
@@ -146,8 +150,7 @@ struct Rings {
     script: StepList,
     ranks: u32,
     me: u32,
-    /// Distance in rank order to the next rank, per ring.
-    strides: Vec<u32>,
+    routes: Vec<Route>,
 }
 
 /// Position of a rank in a chain.
@@ -158,12 +161,12 @@ struct Chain {
 }
 
 impl Rings {
-    fn write(ranks: u32, me: u32, rings: u32, steps: impl FnOnce(&mut Self)) -> Vec<Step> {
-        if !has_steps(ranks, me) || rings == 0 {
+    fn write(ranks: u32, me: u32, rings: RingSet, steps: impl FnOnce(&mut Self)) -> Vec<Step> {
+        if !has_steps(ranks, me) || rings.count() == 0 {
             return Vec::new();
         }
-        let strides = strides(ranks, rings);
-        let mut rings = Self { script: StepList::default(), ranks, me, strides };
+        let routes = rings.routes(ranks);
+        let mut rings = Self { script: StepList::default(), ranks, me, routes };
         steps(&mut rings);
         rings.script.done()
     }
@@ -184,16 +187,19 @@ impl Rings {
 
     /// One round in which each ring forwards the part of the rank `behind` places behind.
     fn exchange(&mut self, round: u32, behind: u32, how: Combine) {
-        let (ranks, me) = (self.ranks, self.me);
-        let at = |behind: u32, stride: u32| (me + ranks - times(behind, stride, ranks)) % ranks;
-        for (ring, &stride) in (0..).zip(&self.strides) {
-            let chunks = self.piece(at(behind, stride), ring);
-            self.script.send(round, (me + stride) % ranks, chunks);
+        let places: Vec<u32> = self.routes.iter().map(|route| route.place(self.me)).collect();
+        let at =
+            |ring: usize, behind: u32| self.routes[ring].rank(places[ring] + self.ranks - behind);
+        let mut script = std::mem::take(&mut self.script);
+        for ring in 0..self.routes.len() {
+            let chunks = self.piece(at(ring, behind), ring as u32);
+            script.send(round, self.routes[ring].rank(places[ring] + 1), chunks);
         }
-        for (ring, &stride) in (0..).zip(&self.strides) {
-            let chunks = self.piece(at(behind + 1, stride), ring);
-            self.script.recv(round, at(1, stride), chunks, how);
+        for ring in 0..self.routes.len() {
+            let chunks = self.piece(at(ring, behind + 1), ring as u32);
+            script.recv(round, at(ring, 1), chunks, how);
         }
+        self.script = script;
     }
 
     /// Streams all chunks in sequence, one piece per chain.
@@ -216,35 +222,8 @@ impl Rings {
 
     /// Piece of a chunk that travels on a ring.
     fn piece(&self, chunk: u32, ring: u32) -> Chunks {
-        Chunks::one(chunk).piece(ring, self.strides.len() as u32)
+        Chunks::one(chunk).piece(ring, self.routes.len() as u32)
     }
-}
-
-/// Distance to the next rank on each ring, for at most `rings` rings.
-fn strides(ranks: u32, rings: u32) -> Vec<u32> {
-    let halves = (1..ranks).take_while(|stride| 2 * stride <= ranks);
-    let strides = halves.filter(|&stride| gcd(stride, ranks) == 1);
-    let both = strides.flat_map(|stride| [stride, ranks - stride]);
-    // Two ranks have only one ring, identical in both directions.
-    both.take(rings.min(ranks - 1) as usize).collect()
-}
-
-/// a·b modulo m.
-fn times(a: u32, b: u32, m: u32) -> u32 {
-    (u64::from(a) * u64::from(b) % u64::from(m)) as u32
-}
-
-/// Multiplicative inverse of `a` modulo `m`; exists if both are coprime.
-fn inverse(a: u32, m: u32) -> u32 {
-    // Extended Euclid; `x·a ≡ r` holds for both pairs.
-    let (mut r, mut next_r) = (i64::from(m), i64::from(a % m));
-    let (mut x, mut next_x) = (0i64, 1i64);
-    while next_r != 0 {
-        let quotient = r / next_r;
-        (r, next_r) = (next_r, r - quotient * next_r);
-        (x, next_x) = (next_x, x - quotient * next_x);
-    }
-    x.rem_euclid(i64::from(m)) as u32
 }
 
 #[cfg(test)]
@@ -252,28 +231,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directions_alternate_and_every_ring_visits_everyone() {
-        assert_eq!(strides(8, 9), [1, 7, 3, 5]);
-        assert_eq!(strides(5, 3), [1, 4, 2]);
-        assert_eq!(strides(2, 4), [1]);
-        assert!(strides(1, 4).is_empty());
-        for ranks in 2..60 {
-            for stride in strides(ranks, u32::MAX) {
-                assert_eq!(times(stride, inverse(stride, ranks), ranks), 1, "{stride} of {ranks}");
-            }
-        }
-    }
-
-    #[test]
     fn one_ring_is_the_ring() {
         for ranks in 1..=9 {
             for me in 0..ranks {
-                assert_eq!(all_reduce(ranks, me, 1), ring::all_reduce(ranks, me));
-                assert_eq!(
-                    broadcast(ranks, me, 1 % ranks, 1),
-                    ring::broadcast(ranks, me, 1 % ranks)
-                );
-                assert_eq!(reduce(ranks, me, 1 % ranks, 1), ring::reduce(ranks, me, 1 % ranks));
+                let (one, root) = (RingSet::new(1), 1 % ranks);
+                assert_eq!(all_reduce(ranks, me, one), ring::all_reduce(ranks, me));
+                assert_eq!(broadcast(ranks, me, root, one), ring::broadcast(ranks, me, root));
+                assert_eq!(reduce(ranks, me, root, one), ring::reduce(ranks, me, root));
             }
         }
     }

@@ -1,7 +1,6 @@
 //! Selection of the algorithm of a collective: resolves `auto` and rejects unsupported requests.
 
-use super::{Algorithm, CollectiveKind, Fabric, MAX_RANKS, Pattern, SummationOrder};
-use crate::units::Bytes;
+use super::{Algorithm, CollectiveKind, MAX_RANKS, Pattern, SummationOrder};
 use thiserror::Error;
 
 /// Determines the algorithm that executes a collective.
@@ -21,7 +20,7 @@ pub fn resolve(
         return Err(CollectiveError::Ranks { kind, ranks });
     }
     if algorithm == Algorithm::Auto {
-        return Ok(cheapest(kind, ranks, order, Bytes::ZERO, &Fabric::unknown()));
+        return Ok(by_rounds(kind, ranks, order));
     }
     if !can_do(algorithm, kind) {
         let able = able(kind, ranks, order);
@@ -36,15 +35,9 @@ pub fn resolve(
     Ok(algorithm)
 }
 
-/// The cheapest algorithm for a vector of some bytes on a fabric. Today kind, rank count and order
-/// alone decide.
-pub(super) fn cheapest(
-    kind: CollectiveKind,
-    ranks: u32,
-    order: SummationOrder,
-    _bytes: Bytes,
-    _fabric: &Fabric,
-) -> Algorithm {
+/// The algorithm with the fewest rounds among those with the fewest bytes per rank, for a machine of
+/// which nothing is known.
+pub(super) fn by_rounds(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> Algorithm {
     use CollectiveKind::{
         AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
     };

@@ -19,6 +19,8 @@
 //! ring per NIC, rotated so that a different member sends in each, and gives each a share of the
 //! vector. Rank order between dimensions is therefore timed with g times one device's bandwidth. If
 //! a ring steps over s − 1 ranks, s of the g members send to the next host, and the factor is g/s.
+//! The rings of a multi-ring are in the plan: each message has the port that it leaves through, whole
+//! if no other ring takes it.
 //! The "ring" of an all_to_all is a rotation in which every NIC is busy, as with halving-doubling
 //! and direct messages.
 
@@ -31,7 +33,7 @@ pub use profile::{CollectiveProfile, DimensionLoad, PhaseLatency};
 use super::{CostModel, NoPath, Vector};
 use crate::cluster::{Cluster, Dimension, DimensionKind, Path};
 use paceline_plan::collective::{
-    Action, Chunking, Chunks, CollectiveKind, Pattern, Peers, Step, Symmetric,
+    Action, Algorithm, Chunking, Chunks, CollectiveKind, Pattern, Peers, Step, Symmetric,
 };
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
@@ -61,6 +63,17 @@ impl<'c> Analytic<'c> {
     /// By dimension, the bandwidth factor of a ring's links between units of that dimension if only
     /// one member of a unit sends to the next.
     fn rails(&self, pattern: &Pattern, members: &[Rank]) -> Vec<f64> {
+        if let Some((rings, host)) = rings_over_hosts(pattern) {
+            // Each ring leaves a host through a member of its own, and has what its ring's share of
+            // the host's ports is, up to a whole port.
+            let share = (f64::from(host) / f64::from(rings)).max(1.0);
+            let ports =
+                self.cluster.dimensions.iter().map(|d| f64::from(d.devices_per_link.max(1)));
+            return (0..)
+                .zip(ports)
+                .map(|(d, port)| if d == 0 { 1.0 } else { share.min(port) })
+                .collect();
+        }
         let mut unit: u64 = 1;
         let widths = self.cluster.dimensions.iter().map(|dimension| {
             let is_ring = pattern.algorithm().def().hints.is_ring;
@@ -226,13 +239,20 @@ impl Group<'_> {
     /// Bandwidth factor of a dimension's links for a message between two members.
     fn rail(&self, dimension: usize, from: u32, to: u32) -> f64 {
         let width = self.rails[dimension];
-        if width <= 1.0 {
-            return 1.0;
+        if width <= 1.0 || rings_over_hosts(self.pattern).is_some() {
+            return width.max(1.0);
         }
         let distance = from.abs_diff(to);
         let stride = distance.min(self.pattern.ranks() - distance).max(1);
         (width / f64::from(stride)).max(1.0)
     }
+}
+
+/// Number of rings that go from host to host, and of members that they can leave a host through.
+fn rings_over_hosts(pattern: &Pattern) -> Option<(u32, u32)> {
+    let Algorithm::MultiRing { rings } = pattern.algorithm() else { return None };
+    let host = rings.host().filter(|&host| host < pattern.ranks())?;
+    Some((rings.count().min(host), host))
 }
 
 /// Member at a switch that is farthest from `me`: the message to it crosses the common switch.

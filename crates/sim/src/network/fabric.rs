@@ -3,13 +3,15 @@
 use crate::cluster::{Cluster, Dimension, DimensionKind};
 use crate::error::SimError;
 use crate::jobs::Placement;
-use crate::network::Nccl;
+use crate::network::{Analytic, CostModel, Nccl, Vector, nccl};
 use crate::profile::{Library, Profile};
 use paceline_plan::collective::{
-    self as native, Algorithm, DimAlgorithm, Fabric, FabricDimension, Method,
+    self as native, Algorithm, Ask, CollectiveTimes, DimAlgorithm, Fabric, FabricDimension, Method,
+    Pattern, RingSet,
 };
-use paceline_plan::ids::RoleId;
+use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::Plan;
+use std::sync::Arc;
 
 impl Cluster {
     /// Returns host size and dimensions for algorithms that depend on the topology. Each axis of a
@@ -55,7 +57,41 @@ impl Cluster {
             dimensions: dimensions.collect(),
             shm_domain: shared.then(|| self.devices_per_host()),
             library: None,
+            host_rings: self.host_rings(),
+            // Ranks of a calibrated host find out about it as they start, and cannot choose by it.
+            times: match self.measured {
+                None => Some(Arc::new(Times { cluster: self.clone() })),
+                Some(_) => None,
+            },
         }
+    }
+
+    /// Orders in which rings visit the devices of a host over direct links, each link taken by one
+    /// ring in each direction. Every order begins and ends where no other leaves the host, as far as
+    /// there are ports.
+    fn host_rings(&self) -> Vec<Vec<u32>> {
+        let [inner, rest @ ..] = &self.dimensions[..] else { return Vec::new() };
+        let DimensionKind::Graph { switches: 0, links } = &inner.kind else { return Vec::new() };
+        if inner.size > RingSet::MAX_ORDERED || u64::from(inner.size) != self.devices_per_host() {
+            return Vec::new();
+        }
+        let behind = rest.first().map_or(1, |dimension| dimension.devices_per_link.max(1));
+        let mut taken: Vec<u32> = Vec::new();
+        let mut walks = nccl::walks(inner.size, links, inner);
+        walks.truncate(RingSet::MAX_ORDERS);
+        for walk in &mut walks {
+            let free = |turn: usize, taken: &[u32]| {
+                let ends = [walk[turn], walk[(turn + walk.len() - 1) % walk.len()]];
+                let mut ports = ends.map(|end| end / behind).to_vec();
+                ports.dedup();
+                ports.iter().filter(|port| !taken.contains(port)).count()
+            };
+            // The first of the turns with the most free ports.
+            let best = (0..walk.len()).rev().max_by_key(|&turn| free(turn, &taken)).unwrap_or(0);
+            walk.rotate_left(best);
+            taken.extend([walk[0], walk[walk.len() - 1]].map(|end| end / behind));
+        }
+        walks
     }
 
     /// Like [`fabric`](Self::fabric), with the library that a software profile uses on the cluster.
@@ -67,6 +103,25 @@ impl Cluster {
         };
         let library = library.filter(|_| self.measured.is_none() || self.hosts > 1);
         Fabric { library, ..self.fabric() }
+    }
+}
+
+/// Times of collectives on a cluster with nothing else on its links.
+#[derive(Debug)]
+struct Times {
+    cluster: Cluster,
+}
+
+impl CollectiveTimes for Times {
+    fn seconds(&self, pattern: &Pattern, members: &[Rank], ask: &Ask) -> Option<f64> {
+        let Ask { elements, element, block, .. } = *ask;
+        let vector = Vector { elements, element, block };
+        Some(Analytic::new(&self.cluster).collective(pattern, members, &vector).ok()?.0)
+    }
+
+    fn least_round(&self, members: &[Rank]) -> f64 {
+        let pairs = members.windows(2).filter_map(|pair| self.cluster.link(pair[0], pair[1]));
+        pairs.map(|path| path.latency.0).reduce(f64::min).unwrap_or(0.0)
     }
 }
 

@@ -21,7 +21,14 @@ fn formulas(pattern: &Pattern, n: u64) -> [u64; 5] {
         }
         (Algorithm::Ring, Broadcast | Reduce) => [chain, n, n, 0, 1],
         (Algorithm::MultiRing { rings }, kind) => {
-            let orders = u64::from(rings).min(coprime as u64);
+            let room = match rings.host().filter(|&host| u64::from(host) < ranks) {
+                _ if !rings.orders().is_empty() => 2 * rings.orders().len() as u64,
+                // Two hosts of one member have one link each way, and both rings would take it.
+                Some(1) if ranks == 2 => 1,
+                Some(host) => 2 * u64::from(host / 2).max(1),
+                None => coprime as u64,
+            };
+            let orders = u64::from(rings.count()).min(room);
             match kind {
                 AllReduce => [2 * others, 2 * part, 2 * part, 0, orders],
                 ReduceScatter | AllGather => [others, part, part, 0, orders],

@@ -13,6 +13,12 @@ fn algorithms(ranks: u32) -> Vec<Algorithm> {
     let mut all = levels(ranks);
     all.push(Algorithm::Auto);
     all.extend(grids(ranks));
+    let hosts = (1..=ranks).filter(|host| ranks.is_multiple_of(*host));
+    let rings = hosts.map(|host| RingSet::new(4).over_hosts(host));
+    let orders = [vec![0, 2, 1, 3], vec![1, 0, 3, 2]];
+    let ordered = RingSet::new(3).with_orders(&orders[..if ranks == 4 { 1 } else { 2 }]);
+    let ordered = ordered.filter(|_| ranks.is_multiple_of(4));
+    all.extend(rings.chain(ordered).map(|rings| Algorithm::MultiRing { rings }));
     // A few hierarchies; a separate test covers all combinations.
     let servers = Algorithm::ParameterServer { servers: 2 };
     let pairs = [
@@ -20,7 +26,7 @@ fn algorithms(ranks: u32) -> Vec<Algorithm> {
         (servers, Algorithm::Ring),
         (Algorithm::SharedMemory, Algorithm::Direct),
         (Algorithm::HalvingDoubling, Algorithm::Tree),
-        (Algorithm::Tree, Algorithm::MultiRing { rings: 2 }),
+        (Algorithm::Tree, Algorithm::MultiRing { rings: RingSet::new(2) }),
         (Algorithm::Naive, servers),
         (Algorithm::InNetwork, Algorithm::Ring),
         (Algorithm::Direct, Algorithm::InNetwork),
@@ -34,9 +40,9 @@ fn algorithms(ranks: u32) -> Vec<Algorithm> {
 fn levels(ranks: u32) -> Vec<Algorithm> {
     let mut all: Vec<Algorithm> = Algorithm::for_any_group().collect();
     all.push(Algorithm::InNetwork);
-    all.extend([1, 5].map(|rings| Algorithm::MultiRing { rings }));
-    all.extend((2..=ranks).map(|servers| Algorithm::ParameterServer { servers }));
+    all.extend([1, 5].map(|rings| Algorithm::MultiRing { rings: RingSet::new(rings) }));
     let divisors = |n: u32| (1..=n).filter(move |d| n.is_multiple_of(*d));
+    all.extend((2..=ranks).map(|servers| Algorithm::ParameterServer { servers }));
     for a in divisors(ranks) {
         let shapes = divisors(ranks / a).map(|b| [a, b, ranks / a / b]);
         all.extend(
@@ -125,7 +131,7 @@ fn every_algorithm_is_right() {
         for pattern in patterns(ranks, ranks - 1) {
             let many = match pattern.algorithm() {
                 Algorithm::ParameterServer { servers } => servers > 1,
-                Algorithm::MultiRing { rings } => rings > 2,
+                Algorithm::MultiRing { rings } => rings.count() > 2,
                 Algorithm::Hierarchical { .. } => true,
                 Algorithm::PerDimension { chunks, .. } => chunks > 1,
                 _ => false,
@@ -229,8 +235,8 @@ fn absurd_numbers_are_refused_or_saturate() {
     assert!(direct::broadcast(4, 9, 0).is_empty());
     assert!(halving_doubling::reduce(4, 1, 7).is_empty());
     assert!(parameter_server::all_reduce(4, 1, 0, 0, SummationOrder::Free).is_empty());
-    assert!(multi_ring::all_reduce(4, 1, 0).is_empty());
-    assert!(multi_ring::broadcast(4, 1, 4, 2).is_empty());
+    assert!(multi_ring::all_reduce(4, 1, RingSet::new(0)).is_empty());
+    assert!(multi_ring::broadcast(4, 1, 4, RingSet::new(2)).is_empty());
     assert!(tree::reduce(4, 1, 4).is_empty());
     assert!(tree::all_reduce(u32::MAX, 1, SummationOrder::Canonical).is_empty());
     assert!(torus::all_gather(TorusShape::new(&[u32::MAX; 6]).unwrap(), 1).is_empty());
@@ -280,7 +286,7 @@ fn refusals_name_what_would_work() {
         "torus:2x2 has 4 places, but the group has 6 ranks"
     );
     assert_eq!(
-        message(AllReduce, Algorithm::MultiRing { rings: 0 }, SummationOrder::Free),
+        message(AllReduce, Algorithm::MultiRing { rings: RingSet::new(0) }, SummationOrder::Free),
         "multi-ring:0: there can be from 1 to 256 rings"
     );
     assert!(resolve(AllReduce, Algorithm::Ring, 2, SummationOrder::Canonical).is_ok());

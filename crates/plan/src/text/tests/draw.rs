@@ -1,7 +1,7 @@
 //! Arbitrary plans.
 
 use crate::collective::{
-    Algorithm, CollectiveKind, Library, Method, Reduction, SummationOrder, TorusShape,
+    Algorithm, CollectiveKind, Library, Method, Reduction, RingSet, SummationOrder, TorusShape,
 };
 use crate::compress::{Codec, CompressOp, Compression};
 use crate::dtype::DType;
@@ -123,7 +123,7 @@ impl Draw {
     fn algorithm(&mut self) -> Algorithm {
         let servers = self.short().max(1);
         let shape = TorusShape::new(&[servers, self.short().max(1)]).unwrap();
-        let rings = self.below(256) as u32 + 1;
+        let rings = RingSet::new(self.below(256) as u32 + 1);
         let levels = [
             Algorithm::Ring,
             Algorithm::ParameterServer { servers },

@@ -26,6 +26,8 @@ use paceline_plan::collective::{Algorithm, CollectiveKind, Library, Pattern};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use timing::Job;
+
+pub(super) use rings::walks;
 use topology::Topology;
 use tuning::{Protocol, START};
 

@@ -26,10 +26,31 @@ pub(super) fn pack(
             let direct = wires.most_walks(false).map(|found| (found, 1.0));
             let relayed = || wires.most_walks(true).map(|found| (found, RELAYED));
             let (Found { walks, slowest }, share) = direct.or_else(relayed)?;
-            (walks.saturating_mul(2), slowest * share)
+            ((walks.len() as u32).saturating_mul(2), slowest * share)
         }
     };
     (rings > 0).then(|| (rings, slowest * f64::from(rings)))
+}
+
+/// Returns closed walks through all members of a graph of devices that share no link; none if a hop
+/// would have to pass through another member.
+pub(in crate::network) fn walks(
+    size: u32,
+    links: &[GraphLink],
+    dimension: &Dimension,
+) -> Vec<Vec<u32>> {
+    let places: Vec<u32> = (0..size).collect();
+    let found = match places.len() {
+        0..=2 => None,
+        _ => {
+            // Two ranks exchange one message in a round, however many links join them.
+            let mut wires = LinkMatrix::among(&places, links, dimension);
+            wires.width.iter_mut().for_each(|width| *width = (*width).min(1));
+            wires.most_walks(false)
+        }
+    };
+    let walks = found.map_or(Vec::new(), |found| found.walks);
+    walks.into_iter().map(|walk| walk.into_iter().map(|place| place as u32).collect()).collect()
 }
 
 /// Fraction of link bandwidth left for a hop through a third GPU's memory.
@@ -46,9 +67,9 @@ const RELAYED: f64 = 9.0 / 10.0;
 const MAX_EXTENSIONS: u32 = 200_000;
 
 /// Largest number of closed walks found, and the slowest link that any of them uses.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Found {
-    walks: u32,
+    walks: Vec<Vec<usize>>,
     slowest: f64,
 }
 
@@ -137,7 +158,7 @@ impl Search<'_> {
 
     /// Hops from one member to another: over their own link, or through a third.
     fn hop(&mut self, from: usize, to: usize) {
-        let enough = self.best.is_some_and(|best| best.walks >= self.bound);
+        let enough = self.best.as_ref().is_some_and(|best| best.walks.len() >= self.bound as usize);
         if enough || self.timeout == 0 {
             return;
         }
@@ -178,12 +199,11 @@ impl Search<'_> {
         if self.done.last().is_some_and(|last| *last > self.walk) {
             return;
         }
-        let walks = self.done.len() as u32 + 1;
-        if self.best.is_none_or(|best| walks > best.walks) {
-            self.best = Some(Found { walks, slowest: self.slowest });
-        }
         let walk = std::mem::replace(&mut self.walk, vec![0]);
         self.done.push(walk);
+        if self.best.as_ref().is_none_or(|best| self.done.len() > best.walks.len()) {
+            self.best = Some(Found { walks: self.done.clone(), slowest: self.slowest });
+        }
         self.extend();
         self.walk = self.done.pop().unwrap_or_default();
     }
