@@ -5,6 +5,7 @@ mod common;
 
 use common::{options, plan, strategy, tiny_mlp};
 use paceline_exec::{Device, ExecError, TrainOptions, train};
+use paceline_plan::DType;
 use paceline_plan::model::Model;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 use paceline_plan::trace::SpanKind;
@@ -65,13 +66,45 @@ fn an_mlp_learns_as_on_the_cpu() {
 }
 
 #[test]
+fn language_models_learn_as_on_the_cpu() {
+    for model in [common::tiny_gpt(true), common::tiny_gpt(false), common::tiny_llama()] {
+        let plan = plan(&model, &strategy(8, 2, 2));
+        let cpu = TrainOptions { clip: Some(1.0), ..options(20) };
+        let gpu = TrainOptions { device: Device::Cuda(0), ..cpu.clone() };
+        let expected = train(&plan, &cpu, &mut |_| {}).unwrap();
+        let found = match train(&plan, &gpu, &mut |_| {}) {
+            Err(error) if skipped(&error) => return,
+            found => found.unwrap(),
+        };
+        for (at, (f, e)) in found.iterations.iter().zip(&expected.iterations).enumerate() {
+            for (f, e) in [(f.loss, e.loss), (f.grad_norm, e.grad_norm)] {
+                let (error, bound) = ((f - e).abs() / e.abs(), if at == 0 { 1e-5 } else { 1e-4 });
+                assert!(error < bound, "{}, {at}: {f} against {e}, {error}", plan.model);
+            }
+        }
+        for (number, dtype) in [DType::Bf16, DType::F16].into_iter().enumerate() {
+            let layout = Strategy { dtype, ..strategy(8, 2, 2) };
+            let plan = common::plan(&model, &layout);
+            let [first, again] = [(); 2].map(|()| train(&plan, &gpu, &mut |_| {}).unwrap());
+            let last = |outcome: &paceline_exec::Outcome| outcome.iterations[19].loss;
+            assert_eq!(last(&first).to_bits(), last(&again).to_bits(), "{number}");
+            let error = (last(&first) - last(&expected)).abs() / last(&expected);
+            assert!(error < 2e-2, "{}, {dtype}: {error}", plan.model);
+        }
+    }
+}
+
+#[test]
 fn what_a_gpu_cannot_do_yet_is_refused_by_name() {
     let gpu = TrainOptions { device: Device::Cuda(0), ..options(1) };
     let told = |model: &Model, layout: Strategy| {
         train(&plan(model, &layout), &gpu, &mut |_| {}).unwrap_err().to_string()
     };
-    let attention = told(&common::tiny_gpt(true), strategy(2, 1, 1));
-    assert!(attention.contains("on a GPU cannot be run yet"), "{attention}");
+    let images = told(&common::tiny_resnet(), strategy(2, 1, 1));
+    assert!(images.contains("on a GPU cannot be run yet"), "{images}");
     let ranks = told(&tiny_mlp(), Strategy { dp: 2, ..strategy(2, 1, 2) });
     assert!(ranks.contains("several ranks on a GPU"), "{ranks}");
+    let grad_dtype = DType::Bf16;
+    let narrow = told(&tiny_mlp(), Strategy { dtype: grad_dtype, grad_dtype, ..strategy(2, 1, 1) });
+    assert!(narrow.contains("gradients in bf16"), "{narrow}");
 }

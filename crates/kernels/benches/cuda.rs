@@ -7,7 +7,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUevent_flags};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use paceline_kernels::cuda::{
     Arg, Attention, AttentionShape, BackwardAt, Cudnn, ElementType, Epilogue, ForwardAt, Grid,
-    Kernels, Operands, Pass, Product, Products, Routing, Source,
+    Kernels, Operands, Pass, Product, Products, Routing, Source, UpdateConstants,
 };
 use paceline_kernels::experts::{dispatch, route};
 use paceline_kernels::philox::Stream as Random;
@@ -1424,11 +1424,22 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
     let n = 12 * layers * d * d + vocab * d;
     let [master, g, m, v] = [0; 4].map(|_: u64| bench.random(F32, n, 0.1));
     let weights = bench.room(n * 2);
-    let constants = bench.put(F32, &[0.999, 1e-3, 1.0, 0.1, 0.95, 0.05, 1e-8, 1.0]);
-    let args: Vec<Arg> = [master, g, m, v, weights]
+    let constants = UpdateConstants {
+        keep: 0.999,
+        rate: 1e-3,
+        correction: 1.0,
+        towards: 0.1,
+        beta2: 0.95,
+        fresh: 0.05,
+        epsilon: 1e-8,
+        scale: 1.0,
+        clip: 0.0,
+    };
+    let decays = bench.room(n.div_ceil(1024));
+    let args: Vec<Arg> = [master, g, m, v, weights, decays]
         .map(Arg::At)
         .into_iter()
-        .chain([Arg::Long(n), Arg::At(constants), Arg::At(0)])
+        .chain([Arg::Long(n), Arg::Update(constants), Arg::At(0)])
         .collect();
     let ms = bench.time(|b| b.run(e, BF16, "adamw", Grid::over(n), &args));
     line("adamw", 1, ms, 30.0 * n as f64, 0.0);

@@ -68,6 +68,7 @@ mod math;
 mod matmul;
 mod ordered_sum;
 mod shape;
+mod sparse_memory;
 mod window;
 
 #[cfg(test)]

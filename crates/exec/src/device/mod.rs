@@ -4,6 +4,7 @@
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+mod uses;
 
 use crate::error::{ExecError, Fault};
 use crate::memory::Memory;
@@ -48,6 +49,13 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
     /// Waits for everything issued.
     fn end_pass(&mut self) -> Result<(), Fault>;
 
+    /// Ends a pass without waiting for it: what is issued next comes behind all of it. At most one
+    /// pass besides the current one is left and not finished.
+    fn leave_pass(&mut self, outputs: &[Span]) -> Result<(), Fault>;
+
+    /// Waits for the pass left first, whose outputs are in host memory then.
+    fn finish_pass(&mut self, memory: &Memory<'_>) -> Result<(), Fault>;
+
     /// Copies a span of host memory to the device.
     fn upload(&mut self, on: Stream, memory: &Memory<'_>, span: Span) -> Result<(), Fault>;
 
@@ -86,7 +94,7 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
     /// Lets a stream wait for an event of another.
     fn wait(&mut self, on: Stream, event: Self::Event) -> Result<(), Fault>;
 
-    /// Time of an event of the pass that has ended, since the device was opened.
+    /// Time of an event of the pass that has ended or been finished last, since the device was opened.
     fn time(&self, event: Self::Event) -> Result<Seconds, Fault>;
 
     /// Device memory outside the host that this rank takes.
@@ -128,6 +136,9 @@ pub(crate) struct Step<'a> {
     pub(crate) momentum: Option<CompressedAdam>,
     /// Number of the microbatch, over all iterations, whose buffer copies are used.
     pub(crate) running: u64,
+    /// Norm of the gradient in the memory of a device that issues its tasks, which clips by it and
+    /// leaves the weights as they are if it is not finite; the rule of other devices is clipped.
+    pub(crate) norm: Option<Span>,
 }
 
 /// One pass of an operator, bound to a kernel of a device.

@@ -87,6 +87,8 @@ pub(crate) struct Rank<'a, D: Device> {
     device: D,
     /// Tasks that the device was issued in this pass, and end events by op.
     issued: Vec<Issued<'a, D>>,
+    /// Iteration that the device was issued last and may still compute, with its tasks.
+    left: Option<(u32, Vec<Issued<'a, D>>)>,
     /// Time at which the device was opened.
     opened: Seconds,
     ends: Vec<Option<D::Event>>,
@@ -124,7 +126,11 @@ impl<'a, D: Device> Rank<'a, D> {
         let rank = transport.rank();
         let program = run.plan.program(rank);
         let place = RankCoords::of(run.plan, rank);
-        let memory = Memory::new(program, transport).map_err(|source| ExecError::Op {
+        let memory = match D::ISSUES {
+            true => Memory::beside_device(program),
+            false => Memory::new(program, transport),
+        };
+        let memory = memory.map_err(|source| ExecError::Op {
             rank,
             iteration: 1,
             op: "start".into(),
@@ -182,6 +188,7 @@ impl<'a, D: Device> Rank<'a, D> {
             device,
             opened,
             issued: Vec::new(),
+            left: None,
             ends: Vec::new(),
             saver,
             scale: LossScale::new(&run.plan.strategy, run.options),
@@ -238,35 +245,94 @@ impl<'a, D: Device> Rank<'a, D> {
             self.lanes.open();
             self.device.begin_pass(self.pass(iteration, false));
             self.drive(ReadyQueue::is_complete)?;
-            let stats = self.iteration_stats(iteration, &mut ended)?;
-            if self.serving.as_ref().is_some_and(|serving| serving.iterations() <= iteration) {
-                // The replicas left in the middle of this iteration.
-                break;
-            }
-            if let Some(norm) = stats.norm {
-                if self.scale.is_lost(norm) {
-                    return Err(match self.run.facts.repeatable {
-                        true => self.cause(stats),
-                        false => unfinite(&stats),
-                    });
+            if self.reads_late() {
+                let before = self.left.take();
+                self.leave(iteration)?;
+                if let Some(before) = before {
+                    self.catch_up(before, &mut ended, report)?;
                 }
-                self.scale.conclude(norm);
+            } else {
+                self.settle()?;
+                let stats = self.iteration_stats(iteration, &mut ended)?;
+                if self.serving.as_ref().is_some_and(|serving| serving.iterations() <= iteration) {
+                    // The replicas left in the middle of this iteration.
+                    break;
+                }
+                self.conclude(stats, report)?;
             }
             iteration += 1;
-            if let Some(loss) = stats.loss.filter(|loss| !loss.is_finite()) {
-                return Err(ExecError::Diverged { iteration, loss });
-            }
-            report(stats, self.progress.acquire()?.transport)?;
             if self.saver.as_ref().is_some_and(|saver| saver.is_due(iteration)) {
+                if let Some(before) = self.left.take() {
+                    self.catch_up(before, &mut ended, report)?;
+                }
                 self.drive(ReadyQueue::is_drained)?;
+                self.settle()?;
                 self.save(iteration, Saver::begin)?;
             }
             self.saver.as_mut().map_or(Ok(()), Saver::poll)?;
         }
+        if let Some(before) = self.left.take() {
+            self.catch_up(before, &mut ended, report)?;
+        }
         self.drive(ReadyQueue::is_drained)?;
+        self.settle()?;
         let iteration = self.run.stop.end().filter(|_| self.serving.is_none()).unwrap_or(iteration);
         self.once(SectionKind::Epilogue, iteration.saturating_sub(1))?;
         self.save(iteration, Saver::finish)
+    }
+
+    /// Returns true if an iteration is issued before the results of the last one are known. The scale
+    /// of 16-bit gradients depends on them.
+    fn reads_late(&self) -> bool {
+        D::ISSUES && self.scale.reported().is_none()
+    }
+
+    /// Ends an iteration that the device has been issued, without waiting for it.
+    fn leave(&mut self, iteration: u32) -> Result<(), ExecError> {
+        let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
+        let outputs = self.program.outputs;
+        let outputs = [outputs.loss, outputs.norm, outputs.dropped].into_iter().flatten();
+        let spans: Vec<Span> = outputs.map(|buffer| self.memory.whole(buffer, running)).collect();
+        let left = self.device.leave_pass(&spans);
+        left.map_err(|source| self.at_the_end(source))?;
+        self.ends.clear();
+        self.left = Some((iteration, std::mem::take(&mut self.issued)));
+        Ok(())
+    }
+
+    /// Waits for the results of an iteration that was left, and reports them.
+    fn catch_up(
+        &mut self,
+        (iteration, issued): (u32, Vec<Issued<'a, D>>),
+        ended: &mut Seconds,
+        report: &mut ReportFn<'_>,
+    ) -> Result<(), ExecError> {
+        let finished = self.device.finish_pass(&self.memory);
+        finished.map_err(|source| self.at_the_end(source))?;
+        self.record(issued)?;
+        let stats = self.iteration_stats(iteration, ended)?;
+        self.conclude(stats, report)
+    }
+
+    /// Reports an iteration, unless its numbers are no longer finite.
+    fn conclude(
+        &mut self,
+        stats: IterationStats,
+        report: &mut ReportFn<'_>,
+    ) -> Result<(), ExecError> {
+        if let Some(norm) = stats.norm {
+            if self.scale.is_lost(norm) {
+                return Err(match self.run.facts.repeatable && !D::ISSUES {
+                    true => self.cause(stats),
+                    false => unfinite(&stats),
+                });
+            }
+            self.scale.conclude(norm);
+        }
+        if let Some(loss) = stats.loss.filter(|loss| !loss.is_finite()) {
+            return Err(ExecError::Diverged { iteration: stats.iteration + 1, loss });
+        }
+        report(stats, self.progress.acquire()?.transport)
     }
 
     /// Finds the cause of a non-finite gradient. Weights are unchanged since before the iteration.
@@ -297,13 +363,17 @@ impl<'a, D: Device> Rank<'a, D> {
         Pass { rate, loss_scale: self.scale.factor(), watching }
     }
 
-    /// Copies the whole arena to or from the device.
+    /// Copies weights and optimizer state to or from the device.
     fn transfer(
         &mut self,
         copy: fn(&mut D, Stream, &Memory<'_>, Span) -> Result<(), Fault>,
     ) -> Result<(), ExecError> {
-        let whole = Span { offset: 0, len: self.memory.bytes() };
-        copy(&mut self.device, 0, &self.memory, whole).map_err(|source| self.at_the_end(source))
+        let copied = self
+            .memory
+            .kept()
+            .into_iter()
+            .try_for_each(|span| copy(&mut self.device, 0, &self.memory, span));
+        copied.map_err(|source| self.at_the_end(source))
     }
 
     /// Adds rank and op to a fault of the device after what it was issued.
@@ -375,7 +445,8 @@ impl<'a, D: Device> Rank<'a, D> {
     fn once(&mut self, section: SectionKind, iteration: u32) -> Result<(), ExecError> {
         self.lanes.enter(section, iteration);
         self.lanes.open();
-        self.drive(ReadyQueue::is_drained)
+        self.drive(ReadyQueue::is_drained)?;
+        self.settle()
     }
 
     /// Computes and drives exchanges until the queue satisfies `wanted`.
@@ -435,7 +506,7 @@ impl<'a, D: Device> Rank<'a, D> {
         if progressing.is_none() {
             drop(progress.acquire()?);
         }
-        self.settle()
+        Ok(())
     }
 
     fn should_hand_off(&self, started: &RunningOp<'a>) -> bool {
@@ -454,8 +525,13 @@ impl<'a, D: Device> Rank<'a, D> {
     ) -> Result<IterationStats, ExecError> {
         let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
         let outputs = self.program.outputs;
+        let late = self.reads_late();
         let mut read = |buffer: Option<BufferId>| {
-            let value = buffer.map(|buffer| self.scalar(0, buffer, running)).transpose();
+            let value = buffer.map(|buffer| match late {
+                true => self.number(buffer, running),
+                false => self.scalar(0, buffer, running),
+            });
+            let value = value.transpose();
             value.map_err(|source| self.at_the_end(source))
         };
         let (mut loss, mut norm) = (read(outputs.loss)?, read(outputs.norm)?);
@@ -512,6 +588,12 @@ impl<'a, D: Device> Rank<'a, D> {
     fn scalar(&mut self, on: Stream, buffer: BufferId, running: u64) -> Result<f32, Fault> {
         let span = self.memory.whole(buffer, running);
         self.device.download(on, &self.memory, span)?;
+        self.number(buffer, running)
+    }
+
+    /// First number of a buffer in the host's memory.
+    fn number(&self, buffer: BufferId, running: u64) -> Result<f32, Fault> {
+        let span = self.memory.whole(buffer, running);
         Ok(self.memory.read(span, |values: &[f32]| values[0])?)
     }
 }

@@ -77,7 +77,13 @@ impl<'a, D: Device> Rank<'a, D> {
     pub(super) fn settle(&mut self) -> Result<(), ExecError> {
         self.device.end_pass().map_err(|source| self.at_the_end(source))?;
         self.ends.clear();
-        for Issued { op, begin, end } in self.issued.drain(..) {
+        let issued = std::mem::take(&mut self.issued);
+        self.record(issued)
+    }
+
+    /// Records the times of tasks that the device has done.
+    pub(super) fn record(&mut self, issued: Vec<Issued<'a, D>>) -> Result<(), ExecError> {
+        for Issued { op, begin, end } in issued {
             let at = |event| self.device.time(event).map(|time| self.opened + time);
             let times = at(begin).and_then(|begin| Ok((begin, at(end)?)));
             let times = times.map_err(|source| self.lanes.failed(&op, source))?;
@@ -141,6 +147,8 @@ impl<'a, D: Device> Rank<'a, D> {
     ) -> Result<(), Fault> {
         // Local momenta are computed before the global norm is known.
         let known = self.program.outputs.norm.filter(|_| phase != StepPhase::LocalMomentum);
+        let issued = known.filter(|_| D::ISSUES).map(|norm| self.memory.whole(norm, running));
+        let known = known.filter(|_| !D::ISSUES);
         let norm = known.map(|norm| self.scalar(on, norm, running)).transpose()?;
         // All ranks see the same norm, and keep their weights if it is not finite.
         if norm.is_some_and(|norm| !norm.is_finite()) {
@@ -173,7 +181,7 @@ impl<'a, D: Device> Rank<'a, D> {
             }
             StepPhase::TensorNorms | StepPhase::Apply => None,
         };
-        let step = Step { bucket, phase, rule, momentum, running };
+        let step = Step { bucket, phase, rule, momentum, running, norm: issued };
         self.device.step(on, &self.memory, &step)
     }
 
@@ -211,7 +219,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let norm = Some(norm).filter(|_| bucket.is_clipped());
         let rule = Rule::of_update(&plan.strategy, options, update, norm, &self.scale);
         let (phase, momentum) = (StepPhase::Apply, None);
-        let step = Step { bucket, phase, rule, momentum, running: 0 };
+        let step = Step { bucket, phase, rule, momentum, running: 0, norm: None };
         self.device.step(0, &self.memory, &step)
     }
 

@@ -12,7 +12,7 @@ use paceline_kernels::arena::{Access, Arena, ArenaError, Span, Views};
 use paceline_kernels::element::Plain;
 use paceline_plan::DType;
 use paceline_plan::ids::BufferId;
-use paceline_plan::program::{Program, View};
+use paceline_plan::program::{MemoryKind, Program, View};
 use paceline_plan::strategy;
 use std::ops::Range;
 use std::path::Path;
@@ -41,6 +41,13 @@ pub enum MemoryError {
 }
 
 impl<'p> Memory<'p> {
+    /// Allocates the address space of the plan's arena beside a device that has its own: little of
+    /// it is touched.
+    pub(crate) fn beside_device(program: &'p Program) -> Result<Self, Fault> {
+        let arena = Arena::sparse(program.memory.total().0)?;
+        Ok(Self { program, arena, store: None, shared_weights: None })
+    }
+
     /// Allocates the plan's arena, all zero; in shared memory if other ranks can read it.
     pub(crate) fn new(program: &'p Program, transport: &mut dyn Transport) -> Result<Self, Fault> {
         let bytes = program.memory.total().0;
@@ -86,6 +93,18 @@ impl<'p> Memory<'p> {
     /// Bytes of the arena.
     pub(crate) fn bytes(&self) -> u64 {
         self.arena.bytes()
+    }
+
+    /// Weights and optimizer state: what an iteration leaves for the next.
+    pub(crate) fn kept(&self) -> [Span; 2] {
+        let memory = self.program.memory;
+        let [parameters, gradients, optimizer] =
+            [MemoryKind::Parameters, MemoryKind::Gradients, MemoryKind::Optimizer]
+                .map(|kind| memory.of(kind).0);
+        [
+            Span { offset: 0, len: parameters },
+            Span { offset: parameters + gradients, len: optimizer },
+        ]
     }
 
     /// Span of a view, in the buffer copy of microbatch number `running`.

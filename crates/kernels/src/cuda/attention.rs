@@ -101,6 +101,12 @@ impl AttentionShape {
         }
     }
 
+    /// Returns true if cuDNN may have kernels for the shape.
+    pub(super) fn is_fused(&self) -> bool {
+        let sixteen = self.element != ElementType::F32;
+        sixteen && self.head_dim.is_multiple_of(8) && self.head_dim <= 128
+    }
+
     /// Byte offsets of keys and values in a packed row.
     fn offsets(&self) -> [u64; 2] {
         let head = self.head_dim * self.element.bytes();

@@ -1,14 +1,17 @@
-//! GPU with an arena and streams.
+//! GPU with an arena, streams, compiled kernels and the libraries' handles.
 
+use super::attention::{Attention, AttentionShape};
+use super::cudnn::Cudnn;
+use super::element_type::ElementType;
+use super::jit::{Arg, Grid, Kernels, Source};
+use super::pinned::{Pinned, Readback};
+use super::product::{Operands, Product, Products};
 use crate::arena::Span;
-use cudarc::cublas::CudaBlas;
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags};
-use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, result,
-};
-use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
+use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, result};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Index of a device's stream.
@@ -54,16 +57,14 @@ pub enum CudaError {
         what: String,
     },
     /// A span is not inside the arena, or does not have the length of its shape.
-    #[error(
-        "{what} is at {span}, which is not {elements} elements inside an arena of {bytes} bytes"
-    )]
+    #[error("{what} is at {span}, which is not {len} bytes inside an arena of {bytes} bytes")]
     Span {
         /// Name of the operand.
         what: &'static str,
         /// Span given for it.
         span: Span,
-        /// Number of elements in its shape.
-        elements: u64,
+        /// Number of bytes of its shape.
+        len: u64,
         /// Size of the arena.
         bytes: u64,
     },
@@ -73,56 +74,56 @@ pub enum CudaError {
 pub struct Device {
     name: String,
     context: Arc<CudaContext>,
-    streams: Vec<(Arc<CudaStream>, CudaBlas)>,
-    functions: BTreeMap<&'static str, CudaFunction>,
+    queues: Vec<Queue>,
+    kernels: Kernels,
+    pinned: Pinned,
     arena: CudaSlice<u8>,
     bytes: u64,
-    /// Decrease of the device's free memory when the arena was allocated.
-    taken: u64,
+    /// Constants in device memory besides the arena.
+    tables: Vec<CudaSlice<u8>>,
+    /// File of the products' algorithms.
+    stored: Option<PathBuf>,
+}
+
+/// Stream, with the libraries and workspaces that are used on it.
+struct Queue {
+    products: Option<(Products, CudaSlice<u8>)>,
+    /// Passes compiled for cuDNN.
+    attention: BTreeMap<AttentionShape, Attention>,
+    /// The library, if it has been looked for and is present.
+    cudnn: Option<Option<Cudnn>>,
+    scratch: Option<CudaSlice<u8>>,
+    /// Column sums that the last gradient of a norm left.
+    sums: Option<CudaSlice<u8>>,
+    stream: Arc<CudaStream>,
 }
 
 /// Event recorded on a stream.
 #[derive(Debug)]
 pub struct Mark(CudaEvent);
 
-const SOURCE: &str = include_str!("kernels.cu");
-const KERNELS: [&str; 31] = [
-    "fill",
-    "add",
-    "add3",
-    "bias_forward",
-    "bias_gradient",
-    "relu_forward",
-    "relu_gradient",
-    "squared_relu_forward",
-    "squared_relu_gradient",
-    "gelu_forward",
-    "gelu_gradient",
-    "embedding_forward",
-    "embedding_gradient",
-    "layer_norm_forward",
-    "layer_norm_gradient",
-    "layer_norm_weights",
-    "rms_norm_forward",
-    "rms_norm_gradient",
-    "rms_norm_weights",
-    "row_max",
-    "softmax_stats",
-    "cross_entropy",
-    "cross_entropy_gradient",
-    "block_squares",
-    "sum_into",
-    "root_of_sum",
-    "sgd",
-    "momentum",
-    "adamw",
-    "swiglu_forward",
-    "swiglu_gradient",
-];
+/// Table of constants.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    index: usize,
+    /// Bytes of the table.
+    pub(super) bytes: u64,
+}
+
+/// Workspace of cuBLASLt on a stream, the size that NVIDIA recommends for Hopper.
+const PRODUCT_WORKSPACE: usize = 32 << 20;
+/// Alignment in bytes of scratch operands.
+const SCRATCH_ALIGNMENT: u64 = 256;
 
 impl Device {
-    /// Opens a device with an arena of `bytes` zero bytes and `streams` streams.
-    pub fn open(ordinal: usize, streams: usize, bytes: u64) -> Result<Self, CudaError> {
+    /// Opens a device with an arena of `bytes` zero bytes and `streams` streams. Algorithms of
+    /// matrix products that have been timed are kept in the folder `stored`.
+    pub fn open(
+        ordinal: usize,
+        streams: usize,
+        bytes: u64,
+        stored: Option<&Path>,
+    ) -> Result<Self, CudaError> {
         libraries()?;
         let count = CudaContext::device_count().map_err(failed("counting devices"))?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -131,14 +132,15 @@ impl Device {
         }
         let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
         let name = context.name().map_err(failed("asking its name"))?;
-        // SAFETY: all memory of this context is the one arena, and every use of it across streams
-        // is ordered by marks, as the plan's edges require.
+        // SAFETY: every use of the arena across streams is ordered by marks, as the plan's edges
+        // require; workspaces and tables belong to one stream or are constant.
         unsafe { context.disable_event_tracking() };
-        let streams: Vec<_> = (0..streams.max(1))
+        let queues: Vec<_> = (0..streams.max(1))
             .map(|_| {
                 let stream = context.new_stream().map_err(failed("making a stream"))?;
-                let blas = CudaBlas::new(Arc::clone(&stream)).map_err(failed("starting cuBLAS"))?;
-                Ok((stream, blas))
+                let attention = BTreeMap::new();
+                let (products, cudnn, scratch, sums) = (None, None, None, None);
+                Ok(Queue { products, attention, cudnn, scratch, sums, stream })
             })
             .collect::<Result<_, CudaError>>()?;
         let (free, _) = context.mem_get_info().map_err(failed("asking for free memory"))?;
@@ -146,20 +148,30 @@ impl Device {
         if size > free {
             return Err(CudaError::OutOfMemory { bytes, free: free as u64, name });
         }
-        let stream = &streams[0].0;
+        let stream = &queues[0].stream;
         let arena = stream.alloc_zeros(size.max(1)).map_err(failed("allocating the arena"))?;
-        let functions = compile(&context)?;
-        let mut device = Self { name, context, streams, functions, arena, bytes, taken: 0 };
+        let kernels = Kernels::new(&context)?;
+        let pinned = Pinned::new(&context);
+        let stored = stored.map(|folder| {
+            let file = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+            folder.join(format!("products-{file}-{}.txt", Products::version()))
+        });
+        let tables = Vec::new();
+        let device = Self { name, context, queues, kernels, pinned, arena, bytes, tables, stored };
         // The other streams must not start before the arena is zero.
         device.synchronise()?;
-        let (left, _) = device.context.mem_get_info().map_err(failed("asking for free memory"))?;
-        device.taken = free.saturating_sub(left) as u64;
         Ok(device)
     }
 
-    /// Device memory that opening used, as reported by the driver.
+    /// Device memory of the arena, workspaces and tables, without that of the driver.
     pub fn taken(&self) -> u64 {
-        self.taken
+        let queues = self.queues.iter().map(|queue| {
+            let products = queue.products.as_ref().map_or(0, |(_, workspace)| workspace.len());
+            let others = [&queue.scratch, &queue.sums].into_iter().flatten().map(CudaSlice::len);
+            (products + others.sum::<usize>()) as u64
+        });
+        let tables = self.tables.iter().map(|table| table.len() as u64);
+        self.bytes + queues.sum::<u64>() + tables.sum::<u64>()
     }
 
     /// Name of the device.
@@ -167,19 +179,27 @@ impl Device {
         &self.name
     }
 
-    /// Queues a copy of host bytes into the arena.
-    pub fn upload(&self, stream: Stream, span: Span, bytes: &[u8]) -> Result<(), CudaError> {
-        let to = self.at("the upload's destination", span, bytes.len() as u64 / 4)?;
+    /// Queues a copy of host bytes into the arena. The bytes may change once this returns.
+    pub fn upload(&mut self, stream: Stream, span: Span, bytes: &[u8]) -> Result<(), CudaError> {
+        let to = self.at("the upload's destination", span, bytes.len() as u64)?;
+        self.copy_in(stream, to, bytes)
+    }
+
+    fn copy_in(&mut self, stream: Stream, to: CUdeviceptr, bytes: &[u8]) -> Result<(), CudaError> {
         self.bind()?;
-        // SAFETY: the span is inside the arena and as long as the slice. The driver has read a
-        // slice of pageable memory before this returns.
-        unsafe { result::memcpy_htod_async(to, bytes, self.stream(stream).cu_stream()) }
+        let stream = &self.queues[stream].stream;
+        if Pinned::holds(bytes.len()) {
+            return self.pinned.upload(stream, to, bytes);
+        }
+        // SAFETY: the callers have found as many bytes at the address. The driver has read a slice
+        // of pageable memory before this returns.
+        unsafe { result::memcpy_htod_async(to, bytes, stream.cu_stream()) }
             .map_err(failed("copying to the device"))
     }
 
     /// Copies from the arena to the host, after all work queued on the stream.
     pub fn download(&self, stream: Stream, span: Span, bytes: &mut [u8]) -> Result<(), CudaError> {
-        let from = self.at("the download's source", span, bytes.len() as u64 / 4)?;
+        let from = self.at("the download's source", span, bytes.len() as u64)?;
         self.bind()?;
         let stream = self.stream(stream);
         // SAFETY: the span is inside the arena and as long as the slice, which is not touched
@@ -189,12 +209,34 @@ impl Device {
         stream.synchronize().map_err(failed("waiting for a stream"))
     }
 
+    /// Queues a copy of a few bytes of the arena to page-locked memory.
+    pub fn read_back(&mut self, stream: Stream, span: Span) -> Result<Readback, CudaError> {
+        let from = self.at("what is read back", span, span.len)?;
+        self.bind()?;
+        self.pinned.read_back(&self.queues[stream].stream, from, span.len as usize)
+    }
+
+    /// Waits for bytes that are read back, and copies them.
+    pub fn take_back(&mut self, read: Readback, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.bind()?;
+        self.pinned.take_back(read, bytes)
+    }
+
+    /// Waits for a mark.
+    pub fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
+        mark.0.synchronize().map_err(failed("waiting for what was queued"))
+    }
+
+    /// Number of streams.
+    pub fn streams(&self) -> usize {
+        self.queues.len()
+    }
+
     /// Queues a copy from one span to another of the same length.
     pub fn copy(&self, stream: Stream, from: Span, to: Span) -> Result<(), CudaError> {
-        let elements = from.len / 4;
         let (a, b) = (
-            self.at("the copy's source", from, elements)?,
-            self.at("its destination", to, elements)?,
+            self.at("the copy's source", from, from.len)?,
+            self.at("its destination", to, from.len)?,
         );
         self.bind()?;
         // SAFETY: both spans are inside the arena and have the same length.
@@ -202,6 +244,26 @@ impl Device {
             result::memcpy_dtod_async(b, a, from.len as usize, self.stream(stream).cu_stream())
         }
         .map_err(failed("copying on the device"))
+    }
+
+    /// Queues writing zeros.
+    pub fn clear(&self, stream: Stream, span: Span) -> Result<(), CudaError> {
+        let at = self.at("what is cleared", span, span.len)?;
+        self.bind()?;
+        // SAFETY: the span is inside the arena.
+        unsafe {
+            result::memset_d8_async(at, 0, span.len as usize, self.stream(stream).cu_stream())
+        }
+        .map_err(failed("clearing memory"))
+    }
+
+    /// Copies constants to memory of their own.
+    pub fn table(&mut self, bytes: &[u8]) -> Result<Table, CudaError> {
+        let stream = &self.queues[0].stream;
+        let table = stream.clone_htod(bytes).map_err(failed("copying a table"))?;
+        stream.synchronize().map_err(failed("waiting for a stream"))?;
+        self.tables.push(table);
+        Ok(Table { index: self.tables.len() - 1, bytes: bytes.len() as u64 })
     }
 
     /// Queues a mark that other streams can wait for and that records its time.
@@ -228,43 +290,232 @@ impl Device {
 
     /// Waits for all queued work.
     pub fn synchronise(&self) -> Result<(), CudaError> {
-        for (stream, _) in &self.streams {
-            stream.synchronize().map_err(failed("waiting for a stream"))?;
+        for queue in &self.queues {
+            queue.stream.synchronize().map_err(failed("waiting for a stream"))?;
         }
         self.context.check_err().map_err(failed("what was queued"))
     }
 
     pub(super) fn stream(&self, stream: Stream) -> &Arc<CudaStream> {
-        &self.streams[stream].0
+        &self.queues[stream].stream
     }
 
-    pub(super) fn blas(&self, stream: Stream) -> &CudaBlas {
-        &self.streams[stream].1
-    }
-
-    pub(super) fn function(&self, name: &'static str) -> &CudaFunction {
-        &self.functions[name]
-    }
-
-    /// Address of an operand, which must be inside the arena and have the length of its shape.
+    /// Address of an operand of `len` bytes, which must be inside the arena.
     pub(super) fn at(
         &self,
         what: &'static str,
         span: Span,
-        elements: u64,
+        len: u64,
     ) -> Result<CUdeviceptr, CudaError> {
         let end = span.offset.checked_add(span.len);
-        let fits =
-            end.is_some_and(|end| end <= self.bytes) && elements.checked_mul(4) == Some(span.len);
+        let fits = end.is_some_and(|end| end <= self.bytes) && len == span.len;
         if !fits || !span.offset.is_multiple_of(4) {
-            let bytes = self.bytes;
-            return Err(CudaError::Span { what, span, elements, bytes });
+            return Err(CudaError::Span { what, span, len, bytes: self.bytes });
         }
         Ok(self.arena.device_ptr(self.stream(0)).0 + span.offset)
     }
 
+    /// Address of an operand of a type.
+    pub(super) fn of(
+        &self,
+        what: &'static str,
+        span: Span,
+        elements: u64,
+        element: ElementType,
+    ) -> Result<CUdeviceptr, CudaError> {
+        self.at(what, span, elements.saturating_mul(element.bytes()))
+    }
+
+    /// Address of a table.
+    pub(super) fn table_at(&self, table: Table) -> CUdeviceptr {
+        self.tables[table.index].device_ptr(self.stream(0)).0
+    }
+
+    /// Memory for column sums on a stream, of rows of `width` elements.
+    pub(super) fn column_sums_at(
+        &mut self,
+        stream: Stream,
+        width: u64,
+    ) -> Result<CUdeviceptr, CudaError> {
+        let queue = &mut self.queues[stream];
+        if queue.sums.as_ref().is_none_or(|sums| (sums.len() as u64) < 4 * width) {
+            let sums = queue.stream.alloc_zeros::<u8>(4 * width as usize);
+            let old = queue.sums.replace(sums.map_err(failed("allocating a workspace"))?);
+            drop(old);
+        }
+        Ok(queue.sums.as_ref().map_or(0, |sums| sums.device_ptr(&queue.stream).0))
+    }
+
+    /// Memory for one call on a stream, aligned to 256 bytes, in parts of these lengths. Calls on a
+    /// stream run in order, so that all use the same memory.
+    pub(super) fn scratch<const N: usize>(
+        &mut self,
+        stream: Stream,
+        lengths: [u64; N],
+    ) -> Result<[CUdeviceptr; N], CudaError> {
+        let padded = lengths.map(|len| len.next_multiple_of(SCRATCH_ALIGNMENT));
+        let total = padded.iter().sum::<u64>().max(SCRATCH_ALIGNMENT) as usize;
+        let queue = &mut self.queues[stream];
+        if queue.scratch.as_ref().is_none_or(|scratch| scratch.len() < total) {
+            let failed = |what| failed(what);
+            queue.stream.synchronize().map_err(failed("waiting for a stream"))?;
+            queue.scratch = None;
+            // SAFETY: calls write their scratch before they read it.
+            let scratch = unsafe { queue.stream.alloc::<u8>(total) };
+            let scratch = scratch.map_err(failed("allocating a workspace"))?;
+            queue.stream.synchronize().map_err(failed("waiting for a stream"))?;
+            queue.scratch = Some(scratch);
+        }
+        let mut next = match &queue.scratch {
+            Some(scratch) => scratch.device_ptr(&queue.stream).0,
+            None => 0,
+        };
+        Ok(padded.map(|len| {
+            let at = next;
+            next += len;
+            at
+        }))
+    }
+
+    /// Queues writing a byte all over scratch memory.
+    pub(super) fn fill_bytes(
+        &self,
+        stream: Stream,
+        to: CUdeviceptr,
+        byte: u8,
+        len: u64,
+    ) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the callers pass scratch of this length.
+        unsafe { result::memset_d8_async(to, byte, len as usize, self.stream(stream).cu_stream()) }
+            .map_err(failed("filling memory"))
+    }
+
+    /// Queues a copy of words into scratch memory.
+    pub(super) fn fill_scratch(
+        &mut self,
+        stream: Stream,
+        to: CUdeviceptr,
+        words: &[u32],
+    ) -> Result<(), CudaError> {
+        self.copy_in(stream, to, bytemuck::cast_slice(words))
+    }
+
+    /// Queues a kernel.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Kernels::launch`].
+    pub(super) unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: (Source, ElementType, &'static str),
+        grid: Grid,
+        args: &[Arg],
+    ) -> Result<(), CudaError> {
+        if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.kernels.launch(self.stream(stream), kernel, grid, args) }
+    }
+
+    /// Queues a product of a shape that will come again.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Products::run`].
+    pub(super) unsafe fn product(
+        &mut self,
+        stream: Stream,
+        product: Product,
+        at: &Operands,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.products(stream)?.run(product, at) }
+    }
+
+    /// Queues a product of a shape that may never come again.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Products::run`].
+    pub(super) unsafe fn product_once(
+        &mut self,
+        stream: Stream,
+        product: Product,
+        at: &Operands,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.products(stream)?.run_once(product, at) }
+    }
+
+    fn products(&mut self, stream: Stream) -> Result<&mut Products, CudaError> {
+        let queue = &mut self.queues[stream];
+        if queue.products.is_none() {
+            // SAFETY: the library writes its workspace before it reads it.
+            let workspace = unsafe { queue.stream.alloc::<u8>(PRODUCT_WORKSPACE) };
+            let workspace = workspace.map_err(failed("allocating cuBLASLt's workspace"))?;
+            let at = workspace.device_ptr(&queue.stream).0;
+            // SAFETY: the workspace is kept as long as the products and used by nobody else.
+            let mut products = unsafe { Products::new(&queue.stream, at, PRODUCT_WORKSPACE) }?;
+            products.keep_in(self.stored.as_deref());
+            queue.products = Some((products, workspace));
+        }
+        match &mut queue.products {
+            Some((products, _)) => Ok(products),
+            None => unreachable!("opened above"),
+        }
+    }
+
+    /// Bytes of workspace of attention by cuDNN; `None` if the library is absent or has no kernel
+    /// for the shape.
+    pub(super) fn attention_workspace(
+        &mut self,
+        stream: Stream,
+        shape: AttentionShape,
+    ) -> Result<Option<u64>, CudaError> {
+        if !shape.is_fused() {
+            return Ok(None);
+        }
+        let queue = &mut self.queues[stream];
+        let cudnn = match &mut queue.cudnn {
+            Some(known) => known,
+            none => none.insert(Cudnn::open(&queue.stream)?),
+        };
+        let Some(cudnn) = cudnn else { return Ok(None) };
+        if let Some(known) = queue.attention.get(&shape) {
+            return Ok(Some(known.workspace()));
+        }
+        match Attention::new(cudnn, shape) {
+            Ok(attention) => {
+                let workspace = attention.workspace();
+                queue.attention.insert(shape, attention);
+                Ok(Some(workspace))
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Attention of a shape for which [`Self::attention_workspace`] returned a size.
+    pub(super) fn attention(
+        &self,
+        stream: Stream,
+        shape: &AttentionShape,
+    ) -> Option<(&Cudnn, &Attention)> {
+        let queue = &self.queues[stream];
+        Some((queue.cudnn.as_ref()?.as_ref()?, queue.attention.get(shape)?))
+    }
+
     fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(failed("using the device"))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Nothing may still use the memory that is freed.
+        let _ = self.synchronise();
     }
 }
 
@@ -285,7 +536,7 @@ fn libraries() -> Result<(), CudaError> {
         [
             cudarc::driver::sys::is_culib_present(),
             cudarc::nvrtc::sys::is_culib_present(),
-            cudarc::cublas::sys::is_culib_present(),
+            cudarc::cublaslt::sys::is_culib_present(),
         ]
     };
     if !driver {
@@ -298,26 +549,12 @@ fn libraries() -> Result<(), CudaError> {
         );
     }
     if !blas {
-        return missing("cuBLAS (libcublas)", "add the CUDA toolkit's lib64 to LD_LIBRARY_PATH");
+        return missing(
+            "cuBLASLt (libcublasLt)",
+            "add the CUDA toolkit's lib64 to LD_LIBRARY_PATH",
+        );
     }
     Ok(())
-}
-
-fn compile(context: &Arc<CudaContext>) -> Result<BTreeMap<&'static str, CudaFunction>, CudaError> {
-    let (major, minor) = context.compute_capability().map_err(failed("asking its capability"))?;
-    let options = CompileOptions {
-        options: vec![format!("--gpu-architecture=compute_{major}{minor}")],
-        name: Some("kernels.cu".to_owned()),
-        ..CompileOptions::default()
-    };
-    let ptx = compile_ptx_with_opts(SOURCE, options).map_err(failed("compiling the kernels"))?;
-    let module: Arc<CudaModule> =
-        context.load_module(ptx).map_err(failed("loading the kernels"))?;
-    let load = |name: &'static str| {
-        let function = module.load_function(name).map_err(failed(name))?;
-        Ok((name, function))
-    };
-    KERNELS.into_iter().map(load).collect()
 }
 
 /// Converts an error of a call into a [`CudaError`] that names the call.

@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex};
 pub enum Source {
     /// Elementwise kernels, updates, embeddings and column sums.
     Elementwise,
+    /// Attention of any type and head.
+    Attention,
     /// Norms of heads and latent attention.
     Heads,
     /// Routing, dispatch and combination of experts.
@@ -49,6 +51,7 @@ impl Source {
     fn text(self) -> &'static str {
         match self {
             Self::Elementwise => include_str!("source/elementwise.cu"),
+            Self::Attention => include_str!("source/attention.cu"),
             Self::Heads => include_str!("source/heads.cu"),
             Self::Experts => include_str!("source/experts.cu"),
             Self::Norm { .. } => include_str!("source/norm.cu"),
@@ -59,7 +62,7 @@ impl Source {
     /// Constants that the source is compiled with.
     fn defines(self) -> Vec<String> {
         match self {
-            Self::Elementwise | Self::Heads | Self::Experts => Vec::new(),
+            Self::Elementwise | Self::Attention | Self::Heads | Self::Experts => Vec::new(),
             Self::Norm { width, layer, warps } => vec![
                 format!("-DWIDTH={width}"),
                 format!("-DWARPS_PER_ROW={warps}"),
@@ -89,7 +92,57 @@ pub enum Arg {
     Real(f32),
     /// Parameters of a routing.
     Routing(Routing),
+    /// Constants of an update.
+    Update(UpdateConstants),
+    /// Shape of the attention kernels.
+    Heads(HeadShape),
 }
+
+/// Constants of an update, as the kernels declare them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UpdateConstants {
+    /// Factor of a decaying weight, or the weight decay of SGD.
+    pub keep: f32,
+    /// Learning rate, divided by the first moment's bias.
+    pub rate: f32,
+    /// Root of the second moment's bias.
+    pub correction: f32,
+    /// Factor by which the first moment moves towards the gradient.
+    pub towards: f32,
+    /// Decay of the second moment, or momentum.
+    pub beta2: f32,
+    /// Factor of the squared gradient in the second moment.
+    pub fresh: f32,
+    /// Term added to the root of the second moment.
+    pub epsilon: f32,
+    /// Factor of every gradient.
+    pub scale: f32,
+    /// Longest gradient, or 0.
+    pub clip: f32,
+}
+
+// SAFETY: plain numbers in C's layout, as the kernels declare them.
+unsafe impl cudarc::driver::DeviceRepr for UpdateConstants {}
+
+/// Shape of the attention kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadShape {
+    /// Tokens of a sequence.
+    pub seq: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub dim: u32,
+    /// Factor of the scores.
+    pub scale: f32,
+}
+
+// SAFETY: plain numbers in C's layout, as the kernels declare them.
+unsafe impl cudarc::driver::DeviceRepr for HeadShape {}
 
 /// Parameters of the routing kernels, as in [`crate::experts::route::Routing`].
 #[repr(C)]
@@ -224,6 +277,8 @@ impl Kernels {
                 Arg::Word(number) => builder.arg(number),
                 Arg::Real(number) => builder.arg(number),
                 Arg::Routing(routing) => builder.arg(routing),
+                Arg::Update(update) => builder.arg(update),
+                Arg::Heads(heads) => builder.arg(heads),
             };
         }
         let config = LaunchConfig {

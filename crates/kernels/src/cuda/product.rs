@@ -11,6 +11,10 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Pass of a linear layer.
@@ -86,6 +90,26 @@ struct Choice {
     workspace: usize,
 }
 
+impl Choice {
+    /// Hexadecimal words: the algorithm's eight, then the bytes of workspace.
+    fn print(&self) -> String {
+        let mut text = String::new();
+        for word in self.algorithm.data {
+            let _ = write!(text, "{word:x} ");
+        }
+        let _ = write!(text, "{:x}", self.workspace);
+        text
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let words = text.split(' ').map(|word| u64::from_str_radix(word, 16).ok());
+        let words: Vec<u64> = words.collect::<Option<_>>()?;
+        let (&workspace, data) = words.split_last()?;
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: data.try_into().ok()? };
+        Some(Self { algorithm, workspace: usize::try_from(workspace).ok()? })
+    }
+}
+
 /// cuBLASLt on one stream, with a workspace of its own: equal inputs give equal bits.
 pub struct Products {
     handle: sys::cublasLtHandle_t,
@@ -93,6 +117,9 @@ pub struct Products {
     workspace: CUdeviceptr,
     workspace_bytes: usize,
     chosen: BTreeMap<Product, Choice>,
+    /// Choices of earlier runs by product, and the file that keeps them.
+    stored: BTreeMap<String, Choice>,
+    file: Option<PathBuf>,
 }
 
 // SAFETY: a cuBLASLt handle may be used from any thread; it is used from one at a time.
@@ -102,6 +129,8 @@ unsafe impl Send for Products {}
 const CANDIDATES: usize = 16;
 /// Timed runs of an algorithm; the fastest counts.
 const RUNS: usize = 5;
+/// Alignment of operands in bytes, which every buffer of a plan has.
+const ALIGNMENT: u32 = 16;
 
 /// Descriptors of a call, destroyed with it.
 struct Descriptors {
@@ -140,10 +169,33 @@ impl Products {
             workspace,
             workspace_bytes: bytes,
             chosen: BTreeMap::new(),
+            stored: BTreeMap::new(),
+            file: None,
         })
     }
 
-    /// Queues a product. Without an earlier [`Self::tune`] it uses the library's first choice.
+    /// Version of the library.
+    pub fn version() -> usize {
+        // SAFETY: the call has no preconditions.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
+    /// Keeps choices in a file, so that later runs compute the same bits. Lines that cannot be read
+    /// are ignored: their products are timed again.
+    pub fn keep_in(&mut self, file: Option<&Path>) {
+        let text = file.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
+        let stored = text.lines().filter_map(|line| {
+            let (product, choice) = line.rsplit_once(": ")?;
+            Some((product.to_owned(), Choice::parse(choice)?))
+        });
+        // An earlier line wins, as it did in the run that timed it.
+        for (product, choice) in stored {
+            self.stored.entry(product).or_insert(choice);
+        }
+        self.file = file.map(Path::to_owned);
+    }
+
+    /// Queues a product. At the first use of a shape the library's candidates are timed.
     ///
     /// # Safety
     ///
@@ -152,14 +204,67 @@ impl Products {
         let described = self.describe(&product, at)?;
         let choice = match self.chosen.get(&product) {
             Some(choice) => *choice,
-            None => {
-                let found = self.candidates(&product, &described, 1)?;
-                *self.chosen.entry(product).or_insert(found[0])
-            }
+            // SAFETY: the caller's promise.
+            None => unsafe { self.choose(product, &described, at) }?,
         };
         // SAFETY: the caller's promise.
         unsafe { self.launch(&product, &described, at, &choice) }
             .map_err(failed(&format!("{product:?}")))
+    }
+
+    /// Queues a product by the library's first choice, which is not kept.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::run`].
+    pub unsafe fn run_once(&mut self, product: Product, at: &Operands) -> Result<(), CudaError> {
+        let described = self.describe(&product, at)?;
+        let choice = self.candidates(&product, &described, 1)?[0];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(&product, &described, at, &choice) }
+            .map_err(failed(&format!("{product:?}")))
+    }
+
+    /// Chooses an algorithm for a shape: that of an earlier run, or the fastest.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::run`].
+    unsafe fn choose(
+        &mut self,
+        product: Product,
+        described: &Descriptors,
+        at: &Operands,
+    ) -> Result<Choice, CudaError> {
+        if let Some(choice) = self.stored.get(&format!("{product:?}")).copied() {
+            self.chosen.insert(product, choice);
+            return Ok(choice);
+        }
+        if product.accumulate && at.addend == at.result {
+            // Timing would add to the result again and again: the choice for an overwritten result
+            // serves, which the same plan has made before, or the library's first one.
+            let overwritten = Product { accumulate: false, ..product };
+            let choice = match self.chosen.get(&overwritten) {
+                Some(choice) => *choice,
+                None => match self.stored.get(&format!("{overwritten:?}")) {
+                    Some(choice) => *choice,
+                    None => self.candidates(&product, described, 1)?[0],
+                },
+            };
+            self.chosen.insert(product, choice);
+            return Ok(choice);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.tune(product, at) }?;
+        let choice = self.chosen[&product];
+        if let Some(file) = &self.file {
+            // A file that cannot be written costs the next run its timing, no more.
+            let _ = file.parent().map(fs::create_dir_all);
+            if let Ok(mut file) = OpenOptions::new().create(true).append(true).open(file) {
+                let _ = file.write_all(format!("{product:?}: {}\n", choice.print()).as_bytes());
+            }
+        }
+        Ok(choice)
     }
 
     /// Times the library's candidates for a shape and keeps the fastest. Overwrites the result.
@@ -318,6 +423,17 @@ impl Products {
                 size_of::<usize>(),
             )
             .and_then(|()| {
+                use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+                let alignment = ALIGNMENT;
+                for attribute in [
+                    Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                    Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                    Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                    Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                ] {
+                    let value = (&raw const alignment).cast();
+                    result::set_matmul_pref_attribute(preference, attribute, value, 4)?;
+                }
                 sys::cublasLtMatmulAlgoGetHeuristic(
                     self.handle,
                     described.matmul,

@@ -9,6 +9,7 @@ pub(crate) mod ops;
 pub(crate) mod step;
 mod tiles;
 
+use crate::device::uses::Uses;
 use crate::device::{Device, OpShape, Operator, Pass, Setup, Step, Stream};
 use crate::error::{ExecError, Fault};
 use crate::memory::Memory;
@@ -17,7 +18,7 @@ use crate::run::check;
 use crate::types::{Float, Types};
 use bind::Bound;
 use compressed_adam::MomentumExchange;
-use fuse::{Step as FusedStep, Uses};
+use fuse::Step as FusedStep;
 pub(crate) use operands::Operands;
 use ops::clicks::TablesHeld;
 use ops::experts::Routed;
@@ -106,6 +107,14 @@ impl Device for Cpu {
         Ok(())
     }
 
+    fn leave_pass(&mut self, _: &[Span]) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn finish_pass(&mut self, _: &Memory<'_>) -> Result<(), Fault> {
+        Ok(())
+    }
+
     fn upload(&mut self, _: Stream, _: &Memory<'_>, _: Span) -> Result<(), Fault> {
         Ok(())
     }
@@ -173,7 +182,7 @@ impl Device for Cpu {
 
     fn step(&mut self, _: Stream, memory: &Memory<'_>, step: &Step<'_>) -> Result<(), Fault> {
         let (types, pool, place) = (self.types, &self.pool, self.place);
-        let Step { bucket, phase, rule, momentum, running } = *step;
+        let Step { bucket, phase, rule, momentum, running, norm: _ } = *step;
         let on = MomentumExchange { types, memory, pool, place, bucket, running };
         match (phase, momentum) {
             (StepPhase::TensorNorms | StepPhase::Apply, _) => {

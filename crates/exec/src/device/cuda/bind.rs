@@ -1,70 +1,157 @@
-//! Kernels of a GPU, by operator and pass.
+//! Launches of a GPU, by operator and pass.
 
-use super::Cuda;
+use super::fuse::{Fused, Fusion, Step};
 use super::operands::Operands;
+use super::ops::{activation, attention, embedding, experts, heads, linear, loss, norm, sums};
+use super::{Cuda, Kernels, Launch, WORKS, element};
 use crate::device::{OpShape, Operator};
-use crate::error::Fault;
-use crate::memory::within;
+use crate::error::{ExecError, Fault};
+use crate::types::Types;
 use paceline_kernels::Write;
 use paceline_kernels::cuda::{CudaError, Device as Gpu, Function};
-use paceline_plan::DType;
-use paceline_plan::graph::{ActivationKind, BLOCK, NormKind, OpKind, OpPass};
+use paceline_plan::graph::{ActivationKind, OpKind, OpPass};
+use paceline_plan::program::{LocalOp, Plan, Template};
 
-type Bound = Option<Box<dyn Operator<Cuda>>>;
+/// Kernel of an operator's pass; `None` if it cannot be run.
+pub(super) type Bound = Option<Box<dyn Operator<Cuda>>>;
+
+/// Finds the launches of every template that some role uses, or fails with the first operator that
+/// has none.
+pub(super) fn bind(plan: &Plan, types: Types) -> Result<Kernels, ExecError> {
+    let fusion = Fusion::of(plan);
+    let mut used = vec![false; plan.templates.len()];
+    let segments = plan.programs.iter().flat_map(|program| &program.segments);
+    segments.for_each(|segment| used[segment.template as usize] = true);
+    let of = |(number, template): (usize, &Template)| {
+        let steps = if used[number] { fusion.steps(number, template) } else { Vec::new() };
+        let launch = |step: Step| {
+            let (op, kernel) = match step {
+                Step::One(at) => {
+                    let op = template.ops[at].clone();
+                    let kernel = one(OpShape { template, op: &op }, fusion.replaces(number));
+                    (op, kernel)
+                }
+                Step::Several(fused, op) => {
+                    let kernel = several(fused, OpShape { template, op: &op });
+                    (*op, kernel)
+                }
+            };
+            match kernel {
+                Some(kernel) => Ok(Launch { kernel, op }),
+                None => Err(refused(template, &op, element(types.activation))),
+            }
+        };
+        steps.into_iter().map(launch).collect::<Result<Vec<_>, _>>()
+    };
+    plan.templates.iter().enumerate().map(of).collect()
+}
+
+fn refused(
+    template: &Template,
+    op: &LocalOp,
+    element: paceline_kernels::cuda::ElementType,
+) -> ExecError {
+    let (name, kind) = (&template.name, op.kind.name());
+    let widths = { op.inputs.iter().chain(&op.outputs) }
+        .map(|&operand| template.operands[usize::from(operand)].dims[1].to_string());
+    let widths = widths.collect::<Vec<_>>().join(", ");
+    let what = format!(
+        "{name}: the operator {kind} ({:?}) in {element:?} on rows of {widths} elements on a GPU",
+        op.pass
+    );
+    ExecError::Unsupported { what, works: WORKS }
+}
 
 /// Function that queues an operator.
 struct Kernel<R>(R);
 
 impl<R> Operator<Cuda> for Kernel<R>
 where
-    R: Fn(&Gpu, &Operands<'_>, Write) -> Result<(), CudaError> + Send + Sync,
+    R: Fn(&mut Cuda, &Operands<'_>, Write) -> Result<(), Fault> + Send + Sync,
 {
     fn workspace(&self, _: &OpShape<'_>, _: usize) -> usize {
         0
     }
 
     fn run(&self, cuda: &mut Cuda, on: &Operands<'_>, mode: Write) -> Result<(), Fault> {
-        Ok((self.0)(&cuda.gpu, on, mode)?)
+        (self.0)(cuda, on, mode)
     }
 }
 
-fn kernel(
-    run: impl Fn(&Gpu, &Operands<'_>, Write) -> Result<(), CudaError> + Send + Sync + 'static,
+/// Kernel that needs state of the device.
+pub(super) fn kernel(
+    run: impl Fn(&mut Cuda, &Operands<'_>, Write) -> Result<(), Fault> + Send + Sync + 'static,
 ) -> Bound {
     Some(Box::new(Kernel(run)))
 }
 
-/// Kernel of an operator's pass in f32; `None` if it cannot be run.
-pub(super) fn bind(kind: OpKind, pass: OpPass) -> Bound {
+/// Kernel that only launches.
+pub(super) fn launch(
+    run: impl Fn(&mut Gpu, &Operands<'_>, Write) -> Result<(), CudaError> + Send + Sync + 'static,
+) -> Bound {
+    kernel(move |cuda, on, mode| Ok(run(&mut cuda.gpu, on, mode)?))
+}
+
+/// Kernel of an operator without gradients.
+pub(super) fn forward_only(pass: OpPass, kernel: Bound) -> Bound {
+    kernel.filter(|_| pass == OpPass::Forward)
+}
+
+/// Kernel of several operators.
+fn several(fused: Fused, shape: OpShape<'_>) -> Bound {
+    match fused {
+        Fused::Linear { bias, residual, gelu, rotation } => {
+            linear::fused(bias, residual, gelu, rotation)
+        }
+        Fused::LinearInput => linear::through_gelu(),
+        Fused::AddNorm { norm, eps } => norm::add_norm(norm, eps, shape),
+        Fused::NormGradient { norm, added, weights } => norm::gradient(norm, added, weights, shape),
+        Fused::Loss { scale, replaced } => loss::whole(scale as f32, replaced),
+        Fused::Embedding => embedding::with_positions(),
+        Fused::Attention { heads, seq, theta } => attention::gradient(heads, seq, Some(theta)),
+    }
+}
+
+/// Kernel of one operator. If `replaced`, the gradient of logits has been computed with their loss.
+fn one(shape: OpShape<'_>, replaced: bool) -> Bound {
+    let (kind, pass) = (shape.op.kind, shape.op.pass);
     match kind {
-        OpKind::Embedding => embedding(pass),
-        OpKind::Norm { norm, eps } => norms(norm == NormKind::Layer, eps as f32, pass),
-        OpKind::Linear { role: _ } => linear(pass),
-        OpKind::Bias => bias(pass),
-        OpKind::Activation { function } => activation(function, pass),
-        OpKind::SwiGlu => swiglu(pass),
-        OpKind::Add => {
-            forward_only(pass, |gpu, on, _| gpu.add3(on.on, on.input(0), on.input(1), on.output(0)))
+        OpKind::Embedding => embedding::table(pass),
+        OpKind::Position => embedding::position(pass),
+        OpKind::Norm { norm, eps } => norm::bind(norm, eps as f32, pass, shape),
+        OpKind::Linear { role: _ } => linear::bind(pass),
+        OpKind::Bias => linear::bias(pass),
+        OpKind::Rope { heads, theta } => attention::rope(heads, theta, pass),
+        OpKind::Attention { heads, seq } => attention::bind(heads, seq, pass),
+        OpKind::Activation { function } => {
+            let function = match function {
+                ActivationKind::Gelu => Function::Gelu,
+                ActivationKind::Relu => Function::Relu,
+                ActivationKind::SquaredRelu => Function::SquaredRelu,
+            };
+            activation::bind(function, pass)
         }
-        OpKind::RowMax => forward_only(pass, |gpu, on, _| {
-            gpu.row_max(on.on, on.rows(0), on.input(0), on.output(0))
-        }),
-        OpKind::SoftmaxStats => forward_only(pass, |gpu, on, _| {
-            let (logits, max, targets) = (on.input(0), on.input(1), on.input(2));
-            gpu.softmax_stats(on.on, on.rows(0), logits, max, targets, on.output(0))
-        }),
-        OpKind::CrossEntropy { scale } => cross_entropy(scale as f32, pass),
-        OpKind::BlockSquares { .. } => forward_only(pass, |gpu, on, _| {
-            gpu.block_squares(on.on, on.input(0), BLOCK, on.output(0))
-        }),
-        OpKind::TensorSquares => forward_only(pass, |gpu, on, _| tensor_squares(gpu, on)),
-        OpKind::Norm2 => {
-            forward_only(pass, |gpu, on, _| gpu.sum(on.on, on.input(0), on.output(0), true))
+        OpKind::SwiGlu => activation::bind(Function::SwiGlu, pass),
+        OpKind::GeGlu => activation::bind(Function::GeGlu, pass),
+        OpKind::Add => activation::add(pass),
+        OpKind::CrossEntropy { scale } => loss::gradient(scale as f32, replaced, pass),
+        OpKind::BlockSquares { parts: 1, .. } => sums::block_squares(pass),
+        OpKind::TensorSquares => sums::tensor_squares(pass),
+        OpKind::Norm2 => sums::norm(pass),
+        OpKind::Total => sums::total(pass),
+        OpKind::Route(routing) => experts::route(routing, pass),
+        OpKind::Dispatch { experts, topk, regions } => {
+            experts::dispatch((experts, topk, regions), pass, shape)
         }
-        OpKind::Position
-        | OpKind::GeGlu
-        | OpKind::Rope { .. }
-        | OpKind::Attention { .. }
+        OpKind::ExpertLinear { experts, regions, role: _, rows: _ } => {
+            experts::linear(experts, regions, pass)
+        }
+        OpKind::Combine { topk } => experts::combine(topk, pass, shape),
+        OpKind::HeadNorm { heads, eps } => heads::norm(heads, eps as f32, pass),
+        OpKind::LatentHeads(latent) => heads::latent(latent, pass),
+        OpKind::LatentValues(latent) => heads::values(latent, pass),
+        OpKind::RowMax
+        | OpKind::SoftmaxStats
         | OpKind::KeysValues { .. }
         | OpKind::AttentionBlock { .. }
         | OpKind::Conv { .. }
@@ -76,148 +163,8 @@ pub(super) fn bind(kind: OpKind, pass: OpPass) -> Bound {
         | OpKind::StepRows { .. }
         | OpKind::Interact { .. }
         | OpKind::BinaryCrossEntropy { .. }
-        | OpKind::Route(_)
-        | OpKind::Dispatch { .. }
-        | OpKind::ExpertLinear { .. }
-        | OpKind::Combine { .. }
-        | OpKind::HeadNorm { .. }
-        | OpKind::LatentHeads(_)
-        | OpKind::LatentValues(_)
-        | OpKind::Total
+        | OpKind::BlockSquares { .. }
         | OpKind::Compress(_)
         | OpKind::Outer(_) => None,
     }
-}
-
-/// Kernel of an operator without gradients.
-fn forward_only(
-    pass: OpPass,
-    run: impl Fn(&Gpu, &Operands<'_>, Write) -> Result<(), CudaError> + Send + Sync + 'static,
-) -> Bound {
-    match pass {
-        OpPass::Forward => kernel(run),
-        OpPass::BackwardInput | OpPass::BackwardWeight => None,
-    }
-}
-
-fn embedding(pass: OpPass) -> Bound {
-    match pass {
-        OpPass::Forward => kernel(|gpu, on, _| {
-            gpu.embedding(on.on, on.output_rows(0), on.input(0), on.param(0), on.output(0))
-        }),
-        OpPass::BackwardInput => None,
-        OpPass::BackwardWeight => kernel(|gpu, on, mode| {
-            let (dy, ids) = (on.input(0), on.input(1));
-            gpu.embedding_weight(on.on, on.rows(0), ids, dy, on.param(0), mode)
-        }),
-    }
-}
-
-fn norms(layer: bool, eps: f32, pass: OpPass) -> Bound {
-    match pass {
-        OpPass::Forward => kernel(move |gpu, on, _| {
-            let beta = layer.then(|| on.param(1));
-            let (x, gamma, y) = (on.input(0), on.param(0), on.output(0));
-            gpu.norm(on.on, on.rows(0), eps, x, gamma, beta, y, on.output(1))
-        }),
-        OpPass::BackwardInput => kernel(move |gpu, on, _| {
-            let (dy, x) = (on.input(0), on.input(1));
-            let (gamma, stats, dx) = (on.param(0), on.input(2), on.output(0));
-            gpu.norm_input(on.on, on.rows(0), layer, dy, x, gamma, stats, dx)
-        }),
-        OpPass::BackwardWeight => kernel(move |gpu, on, mode| {
-            let dbeta = layer.then(|| on.param(1));
-            let (dy, x, stats) = (on.input(0), on.input(1), on.input(2));
-            gpu.norm_weight(on.on, on.rows(0), dy, x, stats, on.param(0), dbeta, mode)
-        }),
-    }
-}
-
-fn linear(pass: OpPass) -> Bound {
-    match pass {
-        OpPass::Forward => kernel(|gpu, on, _| {
-            gpu.linear(on.on, on.linear(), on.input(0), on.param(0), on.output(0))
-        }),
-        OpPass::BackwardInput => kernel(|gpu, on, _| {
-            gpu.linear_input(on.on, on.linear(), on.input(0), on.param(0), on.output(0))
-        }),
-        OpPass::BackwardWeight => kernel(|gpu, on, mode| {
-            gpu.linear_weight(on.on, on.linear(), on.input(0), on.input(1), on.param(0), mode)
-        }),
-    }
-}
-
-fn bias(pass: OpPass) -> Bound {
-    match pass {
-        OpPass::Forward => {
-            kernel(|gpu, on, _| gpu.bias(on.on, on.rows(0), on.input(0), on.param(0), on.output(0)))
-        }
-        OpPass::BackwardInput => None,
-        OpPass::BackwardWeight => kernel(|gpu, on, mode| {
-            gpu.bias_weight(on.on, on.rows(0), on.input(0), on.param(0), mode)
-        }),
-    }
-}
-
-fn activation(kind: ActivationKind, pass: OpPass) -> Bound {
-    let function = match kind {
-        ActivationKind::Gelu => Function::Gelu,
-        ActivationKind::Relu => Function::Relu,
-        ActivationKind::SquaredRelu => Function::SquaredRelu,
-    };
-    match pass {
-        OpPass::Forward => {
-            kernel(move |gpu, on, _| gpu.activation(on.on, function, on.input(0), on.output(0)))
-        }
-        OpPass::BackwardInput => kernel(move |gpu, on, _| {
-            gpu.activation_input(on.on, function, on.input(0), on.input(1), on.output(0))
-        }),
-        OpPass::BackwardWeight => None,
-    }
-}
-
-fn swiglu(pass: OpPass) -> Bound {
-    match pass {
-        OpPass::Forward => {
-            kernel(|gpu, on, _| gpu.swiglu(on.on, on.output_rows(0), on.input(0), on.output(0)))
-        }
-        OpPass::BackwardInput => kernel(|gpu, on, _| {
-            gpu.swiglu_input(on.on, on.rows(0), on.input(0), on.input(1), on.output(0))
-        }),
-        OpPass::BackwardWeight => None,
-    }
-}
-
-fn cross_entropy(scale: f32, pass: OpPass) -> Bound {
-    match pass {
-        OpPass::Forward => kernel(|gpu, on, mode| {
-            gpu.cross_entropy(on.on, on.rows(0).rows, on.input(0), on.output(0), mode)
-        }),
-        OpPass::BackwardInput => kernel(move |gpu, on, _| {
-            let (stats, max, targets) = (on.input(0), on.input(2), on.input(3));
-            let (shape, dlogits) = (on.rows(1), on.output(0));
-            // If the gradient replaces the logits in place, they are stored there already.
-            let logits = if on.input(1).len == 0 { dlogits } else { on.input(1) };
-            gpu.cross_entropy_input(on.on, shape, scale, stats, logits, max, targets, dlogits)
-        }),
-        OpPass::BackwardWeight => None,
-    }
-}
-
-/// Like [`crate::device::cpu::step::tensor_squares`], for a single rank.
-fn tensor_squares(gpu: &Gpu, on: &Operands<'_>) -> Result<(), CudaError> {
-    let (blocks, sums) = (on.input(0), on.output(0));
-    gpu.fill(on.on, sums, 0.0)?;
-    let mut before = 0;
-    for bucket in &on.program().buckets {
-        for entry in bucket.entries.iter().filter(|entry| entry.counted) {
-            let first = before + entry.offset / BLOCK;
-            let count = entry.elements().div_ceil(BLOCK);
-            let from = within(blocks, DType::F32, first..first + count);
-            let slot = u64::from(entry.norm_entry);
-            gpu.sum(on.on, from, within(sums, DType::F32, slot..slot + 1), false)?;
-        }
-        before += bucket.elements / BLOCK;
-    }
-    Ok(())
 }

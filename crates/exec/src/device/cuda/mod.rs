@@ -1,47 +1,90 @@
 //! An NVIDIA GPU: lanes as streams, tasks issued behind their predecessors' events.
 //!
-//! The host's memory has the layout of the device's arena and stages what is loaded and read back.
-//! The host waits where it needs a number: the norm before a step, and results at the end of a
-//! pass.
+//! The host's memory has the layout of the device's arena and stages what is loaded and read back;
+//! only weights, optimizer state, loads and results are ever touched. The gradient is clipped on the
+//! device, and the host reads the results of a pass when it has issued the next one.
 
 mod bind;
+mod fuse;
 mod operands;
+mod ops;
+mod step;
 
-use crate::device::cpu::step::{Held, Rule};
 use crate::device::{Device, Operator, Pass, Setup, Step, Stream};
 use crate::error::{ExecError, Fault};
 use crate::memory::Memory;
 use crate::rank_coords::RankCoords;
-use crate::run::check;
 use crate::run::options;
 use crate::types::{Float, Types};
 use operands::Operands;
 use paceline_kernels::arena::{Access, Span};
-use paceline_kernels::cuda::{Device as Gpu, Mark, Update};
+use paceline_kernels::cuda::{Device as Gpu, ElementType, Mark, Readback, Squares, Table};
 use paceline_plan::DType;
-use paceline_plan::program::{AccumulateMode, Entry, Plan, Segment, StepPhase, Template, View};
+use paceline_plan::program::{AccumulateMode, LocalOp, Plan, Segment, Template};
 use paceline_plan::units::Seconds;
+use std::collections::{BTreeMap, VecDeque};
+use std::env;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Operators of every template that some role uses, by template.
-type Kernels = Vec<Vec<Box<dyn Operator<Cuda>>>>;
+/// Launches of every template that some role uses, by template.
+type Kernels = Vec<Vec<Launch>>;
+
+/// One operator of a template, or several fused ones, with the operands of all.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    kernel: Box<dyn Operator<Cuda>>,
+    op: LocalOp,
+}
 
 /// A GPU that executes one rank.
 #[derive(Debug)]
 pub(crate) struct Cuda {
     gpu: Gpu,
     kernels: Arc<Kernels>,
-    place: RankCoords,
+    element: ElementType,
+    pass: Pass,
+    /// Size of the vocabulary.
+    vocab: u32,
+    /// Tokens of a sequence.
+    seq: usize,
+    /// Longest gradient, if it is clipped.
+    clip: Option<f32>,
+    /// Blocks of the program's tensors.
+    squares: Squares,
+    /// Flags of decay of each bucket's blocks.
+    decays: Vec<Table>,
+    /// Rotations by base, elements of a head and tokens of a sequence.
+    rotations: BTreeMap<(u64, u64, usize), Table>,
+    /// Tokens of the global batch.
+    tokens: f32,
+    /// Tokens of every expert, by the offset of the counts that the last dispatch there wrote.
+    counted: BTreeMap<u64, Vec<u32>>,
+    /// Gradient of rows whose column sums the last gradient of a norm on a stream has left.
+    summed: Option<(Stream, Span)>,
     /// Event of the moment at which the device was opened.
     zero: Mark,
-    /// Events of the pass, reused by every pass, and their number so far.
-    marks: Vec<Mark>,
+    /// Events of two passes, used in turn, and the number of those of the current one.
+    marks: [Vec<Mark>; 2],
+    bank: usize,
     marked: usize,
+    /// Passes left and not finished, the first one first.
+    left: VecDeque<Left>,
 }
 
-/// Number of an event of the pass.
+/// Number of an event, by pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Event(usize);
+pub(crate) struct Event {
+    bank: usize,
+    number: usize,
+}
+
+/// A pass whose results are on their way.
+#[derive(Debug)]
+struct Left {
+    end: Event,
+    outputs: Vec<(Span, Readback)>,
+}
 
 impl Device for Cuda {
     type Operands<'a> = Operands<'a>;
@@ -51,50 +94,100 @@ impl Device for Cuda {
     const ISSUES: bool = true;
 
     fn bind(plan: &Plan, types: Types) -> Result<Kernels, ExecError> {
-        let refuse = |what: &str| {
+        let refuse = |what: String| {
             let (what, works) = (format!("{what} on a GPU"), WORKS);
             Err(ExecError::Unsupported { what, works })
         };
         if plan.mesh.world() > 1 {
-            return refuse("a plan of several ranks");
+            return refuse("a plan of several ranks".into());
         }
         if plan.strategy.optimizer.needs_tensor_norms() {
-            return refuse("an optimizer with tensor norms, such as lamb or lars,");
+            return refuse("an optimizer with tensor norms, such as lamb or lars,".into());
         }
-        if [types.activation, types.gradient] != [Float::F32; 2] {
-            return refuse("any type but f32");
+        if types.gradient != Float::F32 {
+            return refuse(format!("gradients in {}", plan.strategy.grad_dtype));
         }
         if plan.programs.iter().any(|program| program.memory.stored().0 > 0) {
-            return refuse("offloading");
+            return refuse("offloading".into());
         }
-        check::bind_all(plan, " on a GPU", WORKS, bind::bind)
+        bind::bind(plan, types)
     }
 
     fn open(setup: &Setup<'_, Self>, memory: &Memory<'_>) -> Result<Self, Fault> {
-        let Setup { plan, kernels, place, options, .. } = *setup;
+        let Setup { plan, kernels, types, place, vocab, options } = *setup;
         let options::Device::Cuda(ordinal) = options.device else {
             unreachable!("the CPU has a device of its own");
         };
-        let streams = plan.program(place.rank).lanes.len();
-        let gpu = Gpu::open(ordinal, streams, memory.bytes())?;
+        let program = plan.program(place.rank);
+        let stored = cache();
+        let mut gpu = Gpu::open(ordinal, program.lanes.len(), memory.bytes(), stored.as_deref())?;
+        let squares = step::squares(&mut gpu, program)?;
+        let decays = { program.buckets.iter() }.map(|bucket| step::decays(&mut gpu, bucket));
+        let decays = decays.collect::<Result<_, _>>()?;
         let zero = gpu.mark(0)?;
-        let kernels = Arc::clone(kernels);
-        let mut cuda = Self { gpu, kernels, place, zero, marks: Vec::new(), marked: 0 };
-        cuda.upload(0, memory, Span { offset: 0, len: memory.bytes() })?;
+        let mut cuda = Self {
+            gpu,
+            kernels: Arc::clone(kernels),
+            element: element(types.activation),
+            pass: Pass { rate: 0.0, loss_scale: 1.0, watching: false },
+            vocab,
+            seq: tokens_of_sequence(plan, place),
+            clip: options.clip.map(|clip| clip as f32),
+            squares,
+            decays,
+            rotations: BTreeMap::new(),
+            tokens: plan.strategy.tokens() as f32,
+            counted: BTreeMap::new(),
+            summed: None,
+            zero,
+            marks: [Vec::new(), Vec::new()],
+            bank: 0,
+            marked: 0,
+            left: VecDeque::new(),
+        };
+        memory.kept().into_iter().try_for_each(|span| cuda.upload(0, memory, span))?;
         cuda.gpu.synchronise()?;
         cuda.gpu.record(0, &cuda.zero)?;
         cuda.gpu.synchronise()?;
         Ok(cuda)
     }
 
-    fn begin_pass(&mut self, _: Pass) {}
+    fn begin_pass(&mut self, pass: Pass) {
+        self.pass = pass;
+    }
 
     fn end_pass(&mut self) -> Result<(), Fault> {
         self.marked = 0;
         Ok(self.gpu.synchronise()?)
     }
 
+    fn leave_pass(&mut self, outputs: &[Span]) -> Result<(), Fault> {
+        // The first stream comes behind all others, reads the results, and is waited for by them.
+        for on in 1..self.gpu.streams() {
+            let end = self.record(on)?;
+            self.wait(0, end)?;
+        }
+        let read = |&span: &Span| Ok((span, self.gpu.read_back(0, span)?));
+        let outputs = outputs.iter().map(read).collect::<Result<_, Fault>>()?;
+        let end = self.record(0)?;
+        (1..self.gpu.streams()).try_for_each(|on| self.wait(on, end))?;
+        self.left.push_back(Left { end, outputs });
+        (self.bank, self.marked) = (1 - self.bank, 0);
+        Ok(())
+    }
+
+    fn finish_pass(&mut self, memory: &Memory<'_>) -> Result<(), Fault> {
+        let Some(Left { end, outputs }) = self.left.pop_front() else { return Ok(()) };
+        self.gpu.wait_for(&self.marks[end.bank][end.number])?;
+        for (span, read) in outputs {
+            let views = memory.views(&[(span, Access::Write)])?;
+            self.gpu.take_back(read, views.take_bytes(0))?;
+        }
+        Ok(())
+    }
+
     fn upload(&mut self, on: Stream, memory: &Memory<'_>, span: Span) -> Result<(), Fault> {
+        self.write(span);
         let views = memory.views(&[(span, Access::Read)])?;
         Ok(self.gpu.upload(on, span, views.bytes(0))?)
     }
@@ -113,8 +206,9 @@ impl Device for Cuda {
         fresh: bool,
     ) -> Result<(), Fault> {
         let all = Arc::clone(&self.kernels);
-        for (op, kernel) in template.ops.iter().zip(&all[segment.template as usize]) {
+        for Launch { kernel, op } in &all[segment.template as usize] {
             let operands = Operands::of(on, memory, (template, segment), op, running);
+            operands.written().for_each(|span| self.write(span));
             kernel.run(self, &operands, operands.mode(fresh))?;
         }
         Ok(())
@@ -125,37 +219,21 @@ impl Device for Cuda {
         on: Stream,
         _: &Memory<'_>,
         (from, into): (Span, Span),
-        _: DType,
+        dtype: DType,
         mode: AccumulateMode,
     ) -> Result<(), Fault> {
-        match mode {
-            AccumulateMode::Move if from == into => {}
-            AccumulateMode::Move => self.gpu.copy(on, from, into)?,
-            AccumulateMode::Add => self.gpu.add(on, from, into)?,
+        self.write(into);
+        match (mode, dtype) {
+            (AccumulateMode::Move, _) if from == into => {}
+            (AccumulateMode::Move, _) => self.gpu.copy(on, from, into)?,
+            (AccumulateMode::Add, DType::F32) => self.gpu.accumulate(on, from, into)?,
+            (AccumulateMode::Add, _) => self.gpu.add(on, self.element, into, from, into)?,
         }
         Ok(())
     }
 
     fn step(&mut self, on: Stream, memory: &Memory<'_>, step: &Step<'_>) -> Result<(), Fault> {
-        let Step { bucket, phase, rule, running, .. } = *step;
-        match phase {
-            StepPhase::Apply if bucket.updated => {}
-            // Rules with tensor norms and exchanges of momenta are refused.
-            StepPhase::Apply
-            | StepPhase::TensorNorms
-            | StepPhase::LocalMomentum
-            | StepPhase::ApplyMomentum => return Ok(()),
-        }
-        let owned = self.place.owned(bucket);
-        for entry in &bucket.entries {
-            let elements = entry.offset..entry.offset + entry.elements();
-            let held = Held { memory, running, owned: &owned, elements };
-            let moments = bucket.moments.iter().map(|&view: &View| held.span(view));
-            let moments: Vec<Span> = moments.collect();
-            let (params, grads) = (held.span(bucket.params), held.span(bucket.grads));
-            self.gpu.update(on, update(&rule, entry), params, grads, &moments)?;
-        }
-        Ok(())
+        self.update(on, memory, step)
     }
 
     fn pull(&mut self, _: &Memory<'_>, _: Span, _: Span) -> Result<(), Fault> {
@@ -163,21 +241,22 @@ impl Device for Cuda {
     }
 
     fn record(&mut self, on: Stream) -> Result<Event, Fault> {
-        let event = Event(self.marked);
-        match self.marks.get(event.0) {
+        let event = Event { bank: self.bank, number: self.marked };
+        let marks = &mut self.marks[event.bank];
+        match marks.get(event.number) {
             Some(mark) => self.gpu.record(on, mark)?,
-            None => self.marks.push(self.gpu.mark(on)?),
+            None => marks.push(self.gpu.mark(on)?),
         }
         self.marked += 1;
         Ok(event)
     }
 
     fn wait(&mut self, on: Stream, event: Event) -> Result<(), Fault> {
-        Ok(self.gpu.wait(on, &self.marks[event.0])?)
+        Ok(self.gpu.wait(on, &self.marks[event.bank][event.number])?)
     }
 
     fn time(&self, event: Event) -> Result<Seconds, Fault> {
-        Ok(Seconds(self.gpu.seconds(&self.zero, &self.marks[event.0])?))
+        Ok(Seconds(self.gpu.seconds(&self.zero, &self.marks[event.bank][event.number])?))
     }
 
     fn taken(&self) -> Option<u64> {
@@ -185,24 +264,34 @@ impl Device for Cuda {
     }
 }
 
-const WORKS: &str = "one rank of an mlp runs there, anything on --device cpu";
-
-/// Update of an entry's elements, with all constants computed.
-fn update(rule: &Rule, entry: &Entry) -> Update {
-    let decays = |decay: f64| if entry.decay { decay as f32 } else { 0.0 };
-    match rule {
-        Rule::Sgd(rule) => Update::Sgd {
-            lr: rule.lr as f32,
-            decay: decays(rule.weight_decay),
-            scale: rule.grad_scale,
-        },
-        Rule::Momentum(rule) => Update::Momentum {
-            lr: rule.lr as f32,
-            keep: rule.momentum as f32,
-            decay: decays(rule.weight_decay),
-            scale: rule.grad_scale,
-        },
-        Rule::AdamW(rule) => Update::AdamW(rule.constants(entry.decay)),
-        Rule::Lamb(_) | Rule::Lars(_) => unreachable!("refused before the start"),
+impl Cuda {
+    /// Forgets column sums of rows that are about to be written.
+    fn write(&mut self, span: Span) {
+        let meets =
+            |of: &Span| span.offset < of.offset + of.len && of.offset < span.offset + span.len;
+        self.summed = self.summed.filter(|(_, of)| !meets(of));
     }
+}
+
+const WORKS: &str = "one rank of a language model or an mlp runs there, anything on --device cpu";
+
+/// Folder in which the choice of algorithms is kept from run to run.
+fn cache() -> Option<PathBuf> {
+    let folder = |name: &str| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    Some(caches?.join("paceline"))
+}
+
+const fn element(float: Float) -> ElementType {
+    match float {
+        Float::F32 => ElementType::F32,
+        Float::Bf16 => ElementType::Bf16,
+        Float::F16 => ElementType::F16,
+    }
+}
+
+/// Tokens of each sequence that a rank has.
+fn tokens_of_sequence(plan: &Plan, place: RankCoords) -> usize {
+    let runs = place.runs(plan.strategy.seq);
+    runs.iter().map(|run| run.end.saturating_sub(run.start)).sum::<u64>() as usize
 }

@@ -3,13 +3,13 @@
 use crate::device::{OpShape, Stream};
 use crate::memory::Memory;
 use paceline_kernels::arena::Span;
-use paceline_plan::program::{LocalOp, Program, Segment, Template};
+use paceline_plan::program::{LocalOp, Segment, Template};
 use std::ops::Deref;
 
 /// Operands of one operator on a stream.
 pub(crate) struct Operands<'a> {
     pub(super) on: Stream,
-    memory: &'a Memory<'a>,
+    pub(super) memory: &'a Memory<'a>,
     shape: OpShape<'a>,
     segment: &'a Segment,
     running: u64,
@@ -34,10 +34,6 @@ impl<'a> Operands<'a> {
         Self { on, memory, shape: OpShape { template, op }, segment, running }
     }
 
-    pub(super) fn program(&self) -> &'a Program {
-        self.memory.program()
-    }
-
     fn span(&self, operand: u16) -> Span {
         self.memory.span(self.segment.operands[usize::from(operand)], self.running)
     }
@@ -52,5 +48,10 @@ impl<'a> Operands<'a> {
 
     pub(super) fn output(&self, i: usize) -> Span {
         self.span(self.op.outputs[i])
+    }
+
+    /// Spans that the operator writes: outputs, and whatever stands for gradients of parameters.
+    pub(super) fn written(&self) -> impl Iterator<Item = Span> {
+        self.op.outputs.iter().map(|&operand| self.span(operand))
     }
 }

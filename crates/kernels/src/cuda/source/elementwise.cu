@@ -12,12 +12,6 @@ template <typename E> __device__ __forceinline__ void put(E *p, u64 i, u64 n, co
     else store_some(p + i, (int)(n - i), x);
 }
 
-extern "C" __global__ void fill(float *y, float value, u64 n) {
-    float v[8];
-    for (int k = 0; k < 8; k++) v[k] = value;
-    EACH8(i, n) put(y, i, n, v);
-}
-
 extern "C" __global__ void accumulate(const float *a, float *y, u64 n) {
     EACH8(i, n) {
         float v[8], w[8];
@@ -34,22 +28,6 @@ extern "C" __global__ void add(const T *a, const T *b, T *y, u64 n) {
         get(a, i, n, v);
         get(b, i, n, w);
         for (int k = 0; k < 8; k++) v[k] += w[k];
-        put(y, i, n, v);
-    }
-}
-
-// Conversions between the types of weights and of their master copies.
-extern "C" __global__ void from_float(const float *x, T *y, u64 n) {
-    EACH8(i, n) {
-        float v[8];
-        get(x, i, n, v);
-        put(y, i, n, v);
-    }
-}
-extern "C" __global__ void to_float_all(const T *x, float *y, u64 n) {
-    EACH8(i, n) {
-        float v[8];
-        get(x, i, n, v);
         put(y, i, n, v);
     }
 }
@@ -92,36 +70,58 @@ ACTIVATION(relu, v > 0.0f ? v : 0.0f, v > 0.0f ? 1.0f : 0.0f)
 ACTIVATION(squared_relu, v > 0.0f ? v * v : 0.0f, v > 0.0f ? 2.0f * v : 0.0f)
 ACTIVATION(gelu, gelu(v), gelu_slope(v))
 
-// Gated activations: x is [rows, 2 * width], gate first; y = act(gate) * up (Shazeer, 2020). `width` is a
-// multiple of eight.
+// Eight columns from `c` on of a row of `width` elements.
+template <typename E> __device__ __forceinline__ void get_row(const E *row, u32 c, u32 width, float (&x)[8]) {
+    if (width % 8 == 0) load8(row + c, x);
+    else load_some(row + c, (int)(width - c), x);
+}
+template <typename E> __device__ __forceinline__ void put_row(E *row, u32 c, u32 width, const float (&x)[8]) {
+    if (width % 8 == 0) store8(row + c, x);
+    else store_some(row + c, (int)(width - c), x);
+}
+#define EACH_CHUNK(row, c, rows, width)                                                            \
+    for (u64 chunk_ = blockIdx.x * (u64)blockDim.x + threadIdx.x, chunks_ = ((width) + 7) / 8,     \
+             row = chunk_ / chunks_, c = chunk_ % chunks_ * 8;                                     \
+         chunk_ < (rows) * chunks_;                                                                \
+         chunk_ += (u64)gridDim.x * blockDim.x, row = chunk_ / chunks_, c = chunk_ % chunks_ * 8)
+
+// y = x + bias.
+extern "C" __global__ void bias_forward(const T *x, const T *bias, T *y, u32 rows, u32 width) {
+    EACH_CHUNK(row, c, rows, width) {
+        float v[8], b[8];
+        get_row(x + row * width, c, width, v);
+        get_row(bias, c, width, b);
+        for (int k = 0; k < 8; k++) v[k] += b[k];
+        put_row(y + row * width, c, width, v);
+    }
+}
+
+// Gated activations: x is [rows, 2 * width], gate first; y = act(gate) * up (Shazeer, 2020).
 #define GATED(name, value, slope)                                                                  \
     extern "C" __global__ void name##_forward(const T *x, T *y, u32 rows, u32 width) {             \
-        u64 n = (u64)rows * width;                                                                 \
-        EACH8(i, n) {                                                                              \
-            u64 row = i / width, c = i % width;                                                    \
-            const T *at = x + row * 2 * width + c;                                                 \
+        EACH_CHUNK(row, c, rows, width) {                                                          \
+            const T *at = x + row * 2 * width;                                                     \
             float g[8], u[8];                                                                      \
-            load8(at, g);                                                                          \
-            load8(at + width, u);                                                                  \
+            get_row(at, c, width, g);                                                              \
+            get_row(at + width, c, width, u);                                                      \
             for (int k = 0; k < 8; k++) { float v = g[k]; u[k] *= (value); }                       \
-            store8(y + i, u);                                                                      \
+            put_row(y + row * width, c, width, u);                                                 \
         }                                                                                          \
     }                                                                                              \
     extern "C" __global__ void name##_backward(const T *dy, const T *x, T *dx, u32 rows, u32 width) { \
-        u64 n = (u64)rows * width;                                                                 \
-        EACH8(i, n) {                                                                              \
-            u64 row = i / width, c = i % width, at = row * 2 * width + c;                          \
+        EACH_CHUNK(row, c, rows, width) {                                                          \
+            u64 at = row * 2 * width;                                                              \
             float g[8], u[8], d[8];                                                                \
-            load8(x + at, g);                                                                      \
-            load8(x + at + width, u);                                                              \
-            load8(dy + i, d);                                                                      \
+            get_row(x + at, c, width, g);                                                          \
+            get_row(x + at + width, c, width, u);                                                  \
+            get_row(dy + row * width, c, width, d);                                                \
             for (int k = 0; k < 8; k++) {                                                          \
                 float v = g[k];                                                                    \
                 g[k] = d[k] * u[k] * (slope);                                                      \
                 u[k] = d[k] * (value);                                                             \
             }                                                                                      \
-            store8(dx + at, g);                                                                    \
-            store8(dx + at + width, u);                                                            \
+            put_row(dx + at, c, width, g);                                                         \
+            put_row(dx + at + width, c, width, u);                                                 \
         }                                                                                          \
     }
 GATED(swiglu, v * sigmoid(v), sigmoid(v) * (1.0f + v * (1.0f - sigmoid(v))))
@@ -211,18 +211,27 @@ extern "C" __global__ void __launch_bounds__(256) block_squares(const float *x, 
 // Rows of a table, and those of positions if given: y = table[id] + positions[row % seq].
 extern "C" __global__ void embedding_forward(const u32 *ids, const T *table, const T *positions, T *y, u32 rows,
                                              u32 width, u32 words, u32 seq) {
-    u64 n = (u64)rows * width;
-    EACH8(i, n) {
-        u64 row = i / width, c = i % width;
+    EACH_CHUNK(row, c, rows, width) {
         u32 word = ids[row];
         float v[8], p[8];
-        if (word < words) load8(table + (u64)word * width + c, v);
+        if (word < words) get_row(table + (u64)word * width, c, width, v);
         else for (int k = 0; k < 8; k++) v[k] = 0.0f;
         if (positions) {
-            load8(positions + (row % seq) * width + c, p);
+            get_row(positions + (row % seq) * width, c, width, p);
             for (int k = 0; k < 8; k++) v[k] = rounded((T *)0, v[k]) + p[k];
         }
-        store8(y + i, v);
+        put_row(y + row * width, c, width, v);
+    }
+}
+
+// y = x + positions[row % seq].
+extern "C" __global__ void position_forward(const T *x, const T *positions, T *y, u32 rows, u32 width, u32 seq) {
+    EACH_CHUNK(row, c, rows, width) {
+        float v[8], p[8];
+        get_row(x + row * width, c, width, v);
+        get_row(positions + (row % seq) * width, c, width, p);
+        for (int k = 0; k < 8; k++) v[k] += p[k];
+        put_row(y + row * width, c, width, v);
     }
 }
 
@@ -236,13 +245,13 @@ extern "C" __global__ void embedding_segments(const T *dy, const u32 *order, con
     for (u32 c = threadIdx.x * 8; c < width; c += blockDim.x * 8) {
         float sum[8];
         float *to = place < 0 ? dtable + (u64)words[blockIdx.x] * width + c : partial + (u64)place * width + c;
-        if (place < 0) load8(to, sum);
+        if (place < 0) get_row(to - c, c, width, sum);
         else for (int k = 0; k < 8; k++) sum[k] = 0.0f;
         u32 r = first;
         for (; r + 4 <= last; r += 4) {
             float v[4][8];
             #pragma unroll
-            for (int j = 0; j < 4; j++) load8(dy + (u64)order[r + j] * width + c, v[j]);
+            for (int j = 0; j < 4; j++) get_row(dy + (u64)order[r + j] * width, c, width, v[j]);
             #pragma unroll
             for (int j = 0; j < 4; j++)
                 #pragma unroll
@@ -250,10 +259,10 @@ extern "C" __global__ void embedding_segments(const T *dy, const u32 *order, con
         }
         for (; r < last; r++) {
             float v[8];
-            load8(dy + (u64)order[r] * width + c, v);
+            get_row(dy + (u64)order[r] * width, c, width, v);
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
-        store8(to, sum);
+        put_row(to - c, c, width, sum);
     }
 }
 
@@ -273,30 +282,95 @@ extern "C" __global__ void embedding_fold(const float *partial, const u32 *start
 
 // Gradient of a position table: rows of one position over the sequences, in order.
 extern "C" __global__ void position_gradient(const T *dy, float *dtable, u32 rows, u32 width, u32 seq, u32 fresh) {
-    u64 n = (u64)seq * width;
-    EACH8(i, n) {
+    EACH_CHUNK(at, c, seq, width) {
         float sum[8], v[8];
         if (fresh) for (int k = 0; k < 8; k++) sum[k] = 0.0f;
-        else load8(dtable + i, sum);
-        for (u64 row = i / width; row < rows; row += seq) {
-            load8(dy + row * width + i % width, v);
+        else get_row(dtable + at * width, c, width, sum);
+        for (u64 row = at; row < rows; row += seq) {
+            get_row(dy + row * width, c, width, v);
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
-        store8(dtable + i, sum);
+        put_row(dtable + at * width, c, width, sum);
     }
 }
 
-// Constants of an update, written by the host before the iteration; the clip factor and a skipped step come
-// from the device.
-struct UpdateConstants { float keep, rate, correction, towards, beta2, fresh, epsilon, scale; };
+// Folds the partial sums [parts, 3, width] of a norm's backward pass into up to three gradients, one for each
+// blockIdx.y; bit i of `fresh` overwrites the i-th.
+extern "C" __global__ void __launch_bounds__(256)
+fold_norm(const float *partial, float *a, float *b, float *d, u32 parts, u32 width, u32 fresh) {
+    float *y = blockIdx.y == 0 ? a : blockIdx.y == 1 ? b : d;
+    if (!y) return;
+    u32 lane = threadIdx.x % 32, slice = threadIdx.x / 32;
+    u32 c = blockIdx.x * 32 + lane;
+    float sum = 0.0f;
+    if (c < width)
+        for (u32 p = slice; p < parts; p += 8) sum += partial[((u64)p * 3 + blockIdx.y) * width + c];
+    __shared__ float part[8][33];
+    part[slice][lane] = sum;
+    __syncthreads();
+    if (slice == 0 && c < width) {
+        float all = 0.0f;
+        for (int s = 0; s < 8; s++) all += part[s][lane];
+        y[c] = fresh >> blockIdx.y & 1 ? all : y[c] + all;
+    }
+}
+
+// Sum over a block of 1024 threads, in a fixed order; thread 0 has it.
+__device__ __forceinline__ float block_sum(float x) {
+    __shared__ float part[32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = warp_sum(part[threadIdx.x % 32]);
+    __syncthreads();
+    return x;
+}
+
+// The sum of `n` numbers, added to `y` unless fresh.
+extern "C" __global__ void __launch_bounds__(1024) sum_all(const float *x, float *y, u64 n, u32 fresh) {
+    float sum = 0.0f;
+    for (u64 i = threadIdx.x; i < n; i += 1024) sum += x[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *y = fresh ? sum : *y + sum;
+}
+
+// Sums of squares of tensors from those of their blocks: a block to each (first block, blocks, slot) of `table`.
+extern "C" __global__ void __launch_bounds__(1024) tensor_squares(const float *blocks, const u32 *table, float *sums) {
+    const u32 *own = table + 3 * blockIdx.x;
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < own[1]; i += 1024) sum += blocks[own[0] + i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[own[2]] = sum;
+}
+
+// The root of the sum of `n` numbers.
+extern "C" __global__ void __launch_bounds__(1024) root_of_sum(const float *x, float *y, u64 n) {
+    float sum = 0.0f;
+    for (u64 i = threadIdx.x; i < n; i += 1024) sum += x[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *y = sqrtf(sum);
+}
+
+// Constants of an update. `clip` is the longest gradient, or 0; a gradient of infinite norm is skipped. `decays`
+// has a byte for every 1024 elements: whether their weights decay.
+struct Update { float keep, rate, correction, towards, beta2, fresh, epsilon, scale, clip; };
+
+__device__ __forceinline__ bool factor_of(const Update &c, const float *norm, float *factor) {
+    *factor = c.scale;
+    if (!norm) return true;
+    float length = *norm * c.scale;
+    if (!(fabsf(length) < INFINITY)) return false;
+    if (c.clip > 0.0f) *factor *= fminf(c.clip / (length + 1e-6f), 1.0f);
+    return true;
+}
 
 extern "C" __global__ void __launch_bounds__(256)
-adamw(float *master, const float *g, float *m, float *v, T *weights, u64 n, const UpdateConstants *constants,
-      const float *factor) {
-    UpdateConstants c = *constants;
-    float scale = c.scale * (factor ? *factor : 1.0f);
+adamw(float *master, const float *g, float *m, float *v, T *weights, const u8 *decays, u64 n, Update c,
+      const float *norm) {
+    float scale;
+    if (!factor_of(c, norm, &scale)) return;
     EACH8(i, n) {
-        float p8[8], g8[8], m8[8], v8[8];
+        float p8[8], g8[8], m8[8], v8[8], keep = decays[i / 1024] ? c.keep : 1.0f;
         get(master, i, n, p8);
         get(g, i, n, g8);
         get(m, i, n, m8);
@@ -306,10 +380,32 @@ adamw(float *master, const float *g, float *m, float *v, T *weights, u64 n, cons
             float d = g8[k] * scale;
             m8[k] += c.towards * (d - m8[k]);
             v8[k] = c.beta2 * v8[k] + c.fresh * (d * d);
-            p8[k] = p8[k] * c.keep - c.rate * m8[k] / (sqrtf(v8[k]) / c.correction + c.epsilon);
+            p8[k] = p8[k] * keep - c.rate * m8[k] / (sqrtf(v8[k]) / c.correction + c.epsilon);
         }
         put(m, i, n, m8);
         put(v, i, n, v8);
+        put(master, i, n, p8);
+        if (weights) put(weights, i, n, p8);
+    }
+}
+
+// SGD, with momentum `beta2` if `m` is given. `keep` is the weight decay, `rate` the learning rate.
+extern "C" __global__ void __launch_bounds__(256)
+sgd(float *master, const float *g, float *m, T *weights, const u8 *decays, u64 n, Update c, const float *norm) {
+    float scale;
+    if (!factor_of(c, norm, &scale)) return;
+    EACH8(i, n) {
+        float p8[8], g8[8], m8[8], decay = decays[i / 1024] ? c.keep : 0.0f;
+        get(master, i, n, p8);
+        get(g, i, n, g8);
+        if (m) get(m, i, n, m8);
+        #pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float d = g8[k] * scale + decay * p8[k];
+            if (m) m8[k] = d = c.beta2 * m8[k] + d;
+            p8[k] -= c.rate * d;
+        }
+        if (m) put(m, i, n, m8);
         put(master, i, n, p8);
         if (weights) put(weights, i, n, p8);
     }

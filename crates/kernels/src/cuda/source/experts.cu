@@ -320,3 +320,17 @@ extern "C" __global__ void router_bias(const u32 *counts, float *dbias, u32 choi
     float d = factor * ((float)counts[e] - (float)choices / (float)experts);
     dbias[e] = fresh ? d : dbias[e] + d;
 }
+
+// Adds the dropped choices of all sequences.
+extern "C" __global__ void add_dropped(const u32 *lost, float *y, u32 sequences, u32 fresh) {
+    if (threadIdx.x > 0) return;
+    u32 sum = 0;
+    for (u32 i = 0; i < sequences; i++) sum += lost[i];
+    *y = fresh ? (float)sum : *y + (float)sum;
+}
+
+// The choice of every slot, in `origins`, which is all NOWHERE before.
+extern "C" __global__ void invert_slots(const u32 *slots, u32 *origins, u32 n) {
+    u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < n && slots[at] != NOWHERE) origins[slots[at]] = at;
+}

@@ -33,7 +33,7 @@ head_norm_forward(const T *x, const T *gain_q, const T *gain_k, T *y, float *sta
 }
 
 // The gradient; a block takes rows b, b + blocks, … and sums the gradients of the gains over them and over the
-// heads of a row, in `partial` [blocks, 2, dim].
+// heads of a row, in `partial` [blocks, 2, dim]. `dx` may be absent.
 extern "C" __global__ void __launch_bounds__(256)
 head_norm_backward(const T *dy, const T *x, const T *gain_q, const T *gain_k, const float *stats, T *dx, float *partial,
                    u32 rows, u32 heads, u32 kv_heads, u32 dim) {
@@ -47,7 +47,7 @@ head_norm_backward(const T *dy, const T *x, const T *gain_q, const T *gain_k, co
         const T *from = x + at * dim, *dfrom = dy + at * dim;
         T *to = dx + at * dim;
         if (head >= normed) {
-            for (u32 c = lane; c < dim; c += 32) to[c] = dfrom[c];
+            if (dx) for (u32 c = lane; c < dim; c += 32) to[c] = dfrom[c];
             continue;
         }
         const T *gain = head < heads ? gain_q : gain_k;
@@ -67,7 +67,7 @@ head_norm_backward(const T *dy, const T *x, const T *gain_q, const T *gain_k, co
         #pragma unroll
         for (int i = 0; i < 8; i++) {
             u32 c = i * 32 + lane;
-            if (c < dim) store(to + c, scale * (g[i] - hat[i] * across));
+            if (dx && c < dim) store(to + c, scale * (g[i] - hat[i] * across));
         }
     }
     __shared__ float part[8][256];

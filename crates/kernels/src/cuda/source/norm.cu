@@ -98,9 +98,9 @@ norm_forward(const T *x, const T *add, const T *gamma, const T *beta, T *sum, T 
     }
 }
 
-// dx = gradient of the norm, plus `add` (the residual's gradient) if given. A block sums the gradients of
-// gamma and beta, and of a bias whose gradient is the column sum of dx, over its rows, and stores them in
-// `partial` [blocks, 3, WIDTH].
+// dx = gradient of the norm, plus `add` (the residual's gradient) if given; `dx` may be absent. A block sums the
+// gradients of gamma and beta, and of a bias whose gradient is the column sum of dx, over its rows, and stores
+// them in `partial` [blocks, 3, WIDTH].
 extern "C" __global__ void __launch_bounds__(256)
 norm_backward(const T *dy, const T *x, const T *gamma, const float *stats, const T *add, T *dx, float *partial,
               u32 rows) {
@@ -159,7 +159,7 @@ norm_backward(const T *dy, const T *x, const T *gamma, const float *stats, const
                 dbias[k][i] += d;
                 g[k][i] = d;
             }
-            store_row<WIDTH>(dx + at, c, g[k]);
+            if (dx) store_row<WIDTH>(dx + at, c, g[k]);
         }
     }
     // Row groups of the block, in order.

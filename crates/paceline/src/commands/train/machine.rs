@@ -51,11 +51,16 @@ pub(super) fn can_learn(
 }
 
 /// Reports a plan that does not fit this machine; trying it could bring the machine down.
-pub(super) fn can_start(plan: &Plan, problems: &mut Problems) {
+pub(super) fn can_start(plan: &Plan, device: Device, problems: &mut Problems) {
     let ranks = plan.mesh.world();
     if ranks > MOST_RANKS {
         problems
             .add("--ranks", format!("one machine runs at most {MOST_RANKS} ranks, not {ranks}"));
+        return;
+    }
+    if device != Device::Cpu {
+        // The host stages what the GPU loads and reads back; the GPU's memory is checked when it is
+        // opened.
         return;
     }
     let extra = |rank: u32| match plan.strategy.store {

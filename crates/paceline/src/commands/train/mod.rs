@@ -233,7 +233,7 @@ impl Job {
             fits_limit(plan, launch.memory_limit, &mut problems);
         }
         if let (Some(Request { plan, .. }), None) = (&request, &place) {
-            can_start(plan, &mut problems);
+            can_start(plan, launch.device, &mut problems);
         }
         if let (Some(Request { model, plan }), Some(data)) = (&request, &data) {
             can_learn(model, plan, &data.source, &keeping, &mut problems);
@@ -392,7 +392,7 @@ impl Job {
             let defaults = Defaults { limit, shm_domain, ..DEFAULTS };
             let plan = strategy.check(defaults, on, &mut problems)?.plan;
             fits_limit(&plan, self.launch.memory_limit, &mut problems);
-            can_start(&plan, &mut problems);
+            can_start(&plan, self.launch.device, &mut problems);
             let sound = problems.is_empty() && check_plan(&plan).is_ok();
             let runs = sound && paceline_exec::can_run(&plan).is_ok();
             runs.then(|| (layout, plan.mesh.world()))

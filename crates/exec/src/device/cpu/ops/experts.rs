@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// Bias gradient of an expert that is chosen twice as often as the mean. Adam's steps do not depend
 /// on it, and it is too small to matter in the gradient norm.
-const EXCESS: f32 = 1e-3;
+pub(crate) const EXCESS: f32 = 1e-3;
 
 /// Buffers for routing.
 #[derive(Debug, Default)]
@@ -43,7 +43,8 @@ impl Routed {
     }
 }
 
-fn routing_of(routing: Routing) -> router::Routing {
+/// Parameters of the routing kernels.
+pub(crate) fn routing_of(routing: Routing) -> router::Routing {
     let Routing { experts, topk, sigmoid, scale, seq, capacity, balance, .. } = routing;
     let [groups, kept_groups, parts] =
         [routing.groups, routing.kept_groups, routing.parts].map(|n| n as usize);

@@ -5,7 +5,7 @@ pub(super) mod attention;
 pub(super) mod clicks;
 pub(super) mod compressed;
 pub(super) mod embedding;
-pub(super) mod experts;
+pub(crate) mod experts;
 pub(super) mod fused;
 pub(super) mod heads;
 pub(crate) mod images;
