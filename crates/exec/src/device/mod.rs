@@ -138,6 +138,7 @@ pub(crate) struct Step<'a> {
     pub(crate) running: u64,
     /// Norm of the gradient in the memory of a device that issues its tasks, which clips by it and
     /// leaves the weights as they are if it is not finite; the rule of other devices is clipped.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU reads the norm itself"))]
     pub(crate) norm: Option<Span>,
 }
 

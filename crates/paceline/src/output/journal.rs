@@ -8,7 +8,7 @@ use super::run_dir::{IterationRecord, RestartRecord, RunDir};
 use super::write;
 use paceline_exec::regular;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 
 /// Name of the file in the run's directory.
@@ -154,6 +154,7 @@ impl EarlierAttempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn iteration(number: u32) -> IterationRecord {
         let loss = Some(number as f32);

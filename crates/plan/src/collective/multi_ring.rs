@@ -187,17 +187,15 @@ impl Rings {
 
     /// One round in which each ring forwards the part of the rank `behind` places behind.
     fn exchange(&mut self, round: u32, behind: u32, how: Combine) {
-        let places: Vec<u32> = self.routes.iter().map(|route| route.place(self.me)).collect();
-        let at =
-            |ring: usize, behind: u32| self.routes[ring].rank(places[ring] + self.ranks - behind);
         let mut script = std::mem::take(&mut self.script);
-        for ring in 0..self.routes.len() {
-            let chunks = self.piece(at(ring, behind), ring as u32);
-            script.send(round, self.routes[ring].rank(places[ring] + 1), chunks);
+        let here = |route: &Route| route.place(self.me) + self.ranks;
+        for (ring, route) in (0..).zip(&self.routes) {
+            let chunks = self.piece(route.rank(here(route) - behind), ring);
+            script.send(round, route.rank(here(route) + 1), chunks);
         }
-        for ring in 0..self.routes.len() {
-            let chunks = self.piece(at(ring, behind + 1), ring as u32);
-            script.recv(round, at(ring, 1), chunks, how);
+        for (ring, route) in (0..).zip(&self.routes) {
+            let chunks = self.piece(route.rank(here(route) - behind - 1), ring);
+            script.recv(round, route.rank(here(route) - 1), chunks, how);
         }
         self.script = script;
     }

@@ -131,7 +131,7 @@ impl RingSet {
         let same = |a: [u32; 2], b: [u32; 2]| a == b || a == [b[1], b[0]];
         let closes = |pair: [u32; 2]| ends.iter().any(|&end| same(end, pair));
         let twice = (0..ends.len()).any(|at| ends[..at].iter().any(|&end| same(end, ends[at])));
-        !twice && !(one_host && ranks > 2 && inner.any(closes))
+        !(twice || one_host && ranks > 2 && inner.any(closes))
     }
 
     /// The routes of the rings in a group, as many as it has room for.
@@ -360,7 +360,10 @@ mod tests {
         assert!(set.is_apart(8));
         assert!(!set.is_apart(4), "the first ends with 3 to 0, over which the second goes");
         let last: Vec<u32> = (0..8).rev().collect();
-        assert_eq!(RingSet::new(1).with_orders(&[last.clone()]).unwrap().orders(), [last]);
+        assert_eq!(
+            RingSet::new(1).with_orders(std::slice::from_ref(&last)).unwrap().orders(),
+            [last]
+        );
         for bad in [
             "0",
             "257",

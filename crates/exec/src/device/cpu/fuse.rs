@@ -204,6 +204,7 @@ mod tests {
     use paceline_plan::graph::OpKind;
     use paceline_plan::lower::lower;
     use paceline_plan::model::built_in;
+    use paceline_plan::program::Access;
     use paceline_plan::strategy::Strategy;
 
     /// Fused kernels of every template, by its name.
