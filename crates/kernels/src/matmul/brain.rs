@@ -14,13 +14,13 @@ use super::tile::Kernel;
 
 /// Fastest kernel for bfloat16 pairs on this processor, if it has one.
 pub(super) fn best() -> Option<Kernel> {
-    all().pop()
+    all().into_iter().flatten().last()
 }
 
 /// All of its kernels for bfloat16 pairs, the fastest last.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(super) fn all() -> Vec<Kernel> {
-    Vec::new()
+pub(super) fn all() -> [Option<Kernel>; 2] {
+    [None, None]
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -34,19 +34,16 @@ mod x86 {
     use std::arch::asm;
     use std::arch::x86_64::*;
 
-    pub(in crate::matmul) fn all() -> Vec<Kernel> {
+    pub(in crate::matmul) fn all() -> [Option<Kernel>; 2] {
         use std::arch::is_x86_feature_detected as detected;
-        let mut all = Vec::new();
-        if detected!("avx512f") && detected!("avx512bw") && detected!("avx512vl") {
-            if detected!("avx512bf16") {
-                all.push(PAIRS);
-            }
-            #[cfg(target_os = "linux")]
-            if crate::matmul::amx::is_permitted() {
-                all.push(TILES);
-            }
+        if !(detected!("avx512f") && detected!("avx512bw") && detected!("avx512vl")) {
+            return [None, None];
         }
-        all
+        #[cfg(target_os = "linux")]
+        let tiles = crate::matmul::amx::is_permitted();
+        #[cfg(not(target_os = "linux"))]
+        let tiles = false;
+        [detected!("avx512bf16").then_some(PAIRS), tiles.then_some(TILES)]
     }
 
     /// Kernel with the registers of the one for single precision.

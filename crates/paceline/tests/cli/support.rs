@@ -81,7 +81,12 @@ impl Ran {
             let (line, err) = (&self.line, &self.err);
             assert!(err.contains(text), "paceline {line}\nlacks: {text}\nsaid: {err}");
         }
-        assert!(self.out.is_empty(), "paceline {}: {}", self.line, self.out);
+        if self.line.split(' ').any(|word| word == "--json") {
+            let [answer] = &self.objects()[..] else { panic!("not one answer: {}", self.out) };
+            assert!(answer["error"].is_string() && answer["exit_status"] == 2, "{answer}");
+        } else {
+            assert!(self.out.is_empty(), "paceline {}: {}", self.line, self.out);
+        }
         self
     }
 

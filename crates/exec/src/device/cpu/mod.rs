@@ -138,6 +138,7 @@ impl Device for Cpu {
             for (op, kernel) in template.ops.iter().zip(&all.of[at]) {
                 let operands = Operands::of(memory, template, segment, op, running)?;
                 kernel.run(self, &operands, operands.mode(fresh))?;
+                drop(operands);
                 if op.kind != OpKind::RowMax {
                     check_finite(memory, template, segment, op, running)?;
                 }
