@@ -2,7 +2,7 @@
 
     python3 benches/gpu/check.py PACELINE [PART...]
 
-Parts: f32 bf16 f16 bits resume. Each prints a line per case; the exit status is 1 if one failed.
+Parts: f32 bf16 f16 bits resume ranks. Each prints a line per case; the exit status is 1 if one failed.
 """
 
 import json
@@ -14,7 +14,8 @@ import tempfile
 MODELS = {
     "mini": ["--model", "mini"],
     "mini, 4 microbatches, untied": ["--model", "UNTIED", "--micro-batch", "2"],
-    "mini-llama": ["--model", "mini-llama"],
+    # At the default rate its gradient explodes around iteration 45, and with it what rounding has left.
+    "mini-llama": ["--model", "mini-llama", "--lr", "0.0005"],
     "mlp": ["--model", "mlp"],
     "odd": ["--model", "ODD", "--seq", "37"],
     "odd llama": ["--model", "ODD_LLAMA", "--seq", "50"],
@@ -25,6 +26,25 @@ FILES = {
     "ODD_LLAMA": 'kind = "llama"\nlayers = 2\nd_model = 72\nheads = 6\nkv_heads = 2\nffn = 100\nseq = 64\n'
     'vocab = 259\ntied = false\nrope_theta = 10000.0\nnorm_eps = 1e-5\n',
 }
+# Layouts on one GPU, of models and batches that they divide; True for those with the bits of one rank.
+LAYOUTS = [
+    ("dp 2", "mini", ["--dp", "2", "--order", "canonical", "--leaves", "4"], True),
+    ("dp 4", "mini", ["--dp", "4", "--order", "canonical", "--leaves", "4"], True),
+    ("dp 2, zero 1", "mini", ["--dp", "2", "--zero", "1", "--order", "canonical", "--leaves", "4"], True),
+    ("dp 2, zero 2", "mini", ["--dp", "2", "--zero", "2"], False),
+    ("dp 2, zero 3", "mini", ["--dp", "2", "--zero", "3"], False),
+    ("pp 2, gpipe", "mini", ["--pp", "2", "--schedule", "gpipe", "--leaves", "4"], True),
+    ("pp 2, 1f1b", "mini", ["--pp", "2", "--schedule", "1f1b", "--leaves", "4"], True),
+    ("pp 2, interleaved", "mini", ["--pp", "2", "--schedule", "interleaved:2", "--leaves", "4"], True),
+    ("pp 2, zb-h1", "mini", ["--pp", "2", "--schedule", "zb-h1", "--leaves", "4"], True),
+    ("pp 2, dualpipev", "mini", ["--pp", "2", "--schedule", "dualpipev", "--leaves", "4"], True),
+    ("pp 4, 1f1b", "mini", ["--pp", "4", "--schedule", "1f1b", "--leaves", "4"], True),
+    ("tp 2", "mini", ["--tp", "2"], False),
+    ("tp 2, sp", "mini-llama", ["--tp", "2", "--sp"], False),
+    ("dp 2, tp 2", "mini", ["--dp", "2", "--tp", "2"], False),
+    ("cp 2", "mini-llama", ["--cp", "2"], False),
+    ("ep 2", "mini-moe", ["--dp", "2", "--ep", "2"], False),
+]
 failed = []
 
 
@@ -44,8 +64,16 @@ def losses(binary, flags, iterations, folder, device, extra=()):
         flags = flags + ["--micro-batch", "8"]
     command = [binary, "train", *flags, "--global-batch", "8", "--iterations", str(iterations), "--clip", "1",
                "--device", device, "--json", "--out", os.path.join(folder, "run"), *extra]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    subprocess.run(["rm", "-rf", os.path.join(folder, "run")])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        subprocess.run(["pkill", "-9", "-f", os.path.join(folder, "run")])
+        out, err = process.communicate()
+        raise RuntimeError(f"{' '.join(command[1:])}: no end after 60 s: {err[-500:]}")
+    finally:
+        subprocess.run(["rm", "-rf", os.path.join(folder, "run")])
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     found = [event for event in events if event.get("event") == "iteration"]
     if done.returncode != 0 or len(found) != iterations:
@@ -65,8 +93,10 @@ def close(binary, folder, name, flags):
     off = [abs(g["loss"] - c["loss"]) / abs(c["loss"]) for g, c in zip(gpu, cpu)]
     norm = abs(gpu[0]["grad_norm"] - cpu[0]["grad_norm"]) / cpu[0]["grad_norm"]
     ok = off[0] < 1e-5 and max(off) < 1e-4 and norm < 1e-4
-    say(ok, f"{name} f32: loss {gpu[-1]['loss']:.4f}, off by {off[0]:.1e} in the first iteration, {max(off):.1e} at most, "
-            f"norm {norm:.1e}")
+    say(ok, f"{name} f32: loss {gpu[-1]['loss']:.4f}, off by {off[0]:.1e} in the first iteration, {max(off):.1e} at most "
+            f"(iteration {1 + off.index(max(off))}), norm {norm:.1e}")
+    if not ok:
+        print("   ", [f"{o:.0e}" for o in off[::5]], [f"{g['grad_norm']:.2f}" for g in gpu[::5]])
 
 
 def near(binary, folder, name, flags, dtype):
@@ -98,6 +128,29 @@ def resume(binary, folder):
     say(last[0] == last[1], f"resume after 5 of 10 iterations: {last}")
 
 
+def ranks(binary, folder, names):
+    """Layouts of several ranks on the one GPU against one rank there, 20 iterations."""
+    extra = os.environ.get("RANKS_FLAGS", "--share-device").split()
+    alone = {}
+    for name, model, layout, exact in LAYOUTS:
+        if names and not any(wanted in name for wanted in names):
+            continue
+        try:
+            shape = ["--model", model, "--micro-batch", "2"]
+            leaves = layout[layout.index("--leaves"):][:2] if "--leaves" in layout else []
+            key = (model, *leaves)
+            if key not in alone:
+                alone[key] = losses(binary, shape + leaves, 20, folder, "cuda")
+            found = losses(binary, shape + layout, 20, folder, "cuda", extra)
+            one = alone[key]
+            off = max(abs(f["loss"] - o["loss"]) / abs(o["loss"]) for f, o in zip(found, one))
+            same = [f["loss_bits"] for f in found] == [o["loss_bits"] for o in one]
+            say(same if exact else off < 1e-3,
+                f"{name} ({model}): off one rank by {off:.1e} at most" + (", the same bits" if same else ""))
+        except Exception as error:
+            say(False, f"{name}: {error}")
+
+
 def RESUME(run):
     saved = os.path.join(run, "checkpoints")
     names = sorted(name for name in os.listdir(saved)) if os.path.isdir(saved) else []
@@ -115,6 +168,9 @@ def main():
                     attempt(name, lambda: near(binary, folder, name, flags, dtype))
             if "bits" in parts:
                 attempt(name, lambda: bits(binary, folder, name, flags))
+        for part in parts:
+            if part.startswith("ranks"):
+                ranks(binary, folder, [name for name in part[5:].strip(":").split(",") if name])
         if "resume" in parts:
             attempt("resume", lambda: resume(binary, folder))
     sys.exit(1 if failed else 0)

@@ -172,16 +172,12 @@ def measure_paceline(binary, name, file, iterations):
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     took = time.perf_counter() - start
-    times, last = [], {}
-    for line in done.stdout.splitlines():
-        event = json.loads(line)
-        if event.get("event") == "iteration":
-            times.append(event["iteration_s"])
-        last = event
-    if done.returncode != 0 or not times:
+    if done.returncode != 0 or not done.stdout.strip():
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
-    # The first iterations compile kernels and choose algorithms.
-    return times[3:] or times, last.get("peak_bytes", [0])[0], took, last.get("loss")
+    last = json.loads(done.stdout.splitlines()[-1])
+    # The first iterations, which compile kernels and choose algorithms, are left out.
+    times = [last["min_s"], last["measured_iteration_s"], last["p90_s"]]
+    return times, last["peak_bytes"][0], took, last["loss"]
 
 
 def line(name, software, times, peak, **more):
@@ -215,7 +211,7 @@ def main():
             line(args.model, software, times, peak)
             if args.paceline:
                 times, peak, took, loss = measure_paceline(args.paceline, args.model, file, args.iterations + 3)
-                ours += times
+                ours.append(times[1])
                 our_peak = peak
                 line(args.model, "paceline", times, peak, process_s=round(took, 1), loss=loss)
         del peer

@@ -24,6 +24,12 @@ pub enum ExecError {
         /// Supported alternative.
         works: &'static str,
     },
+    /// There is no usable GPU.
+    #[error("{problem}")]
+    NoGpu {
+        /// Missing part.
+        problem: String,
+    },
     /// An option is out of its range.
     #[error("{option} is {value}; use {works}")]
     Option {
@@ -212,6 +218,12 @@ pub enum Fault {
     /// The op names a rank that does not exist.
     #[error("the op names a peer that the mesh does not have; validate the plan")]
     NoPeer,
+    /// A device does not get a task done.
+    #[error("the device has not done it for {} s; other ranks do not take part in it", .waited.as_secs())]
+    Stalled {
+        /// Time since the task before it was done.
+        waited: Duration,
+    },
     /// A library is to carry out a collective, and there is none in this build.
     #[error("there is no {} communicator", .library.name().to_uppercase())]
     NoCommunicator {

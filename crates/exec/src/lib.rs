@@ -48,7 +48,7 @@ pub use run::check::can_run;
 pub use run::learning_rate::{BatchScaling, LrSchedule, ScalingRule};
 pub use run::loss_scale::LossScale;
 pub use run::member::run_process_rank;
-pub use run::options::{Device, Start, Straggler, TrainOptions};
+pub use run::options::{Device, Gpu, Start, Straggler, TrainOptions, gpus};
 pub use run::outcome::{IterationReport, Outcome, Parameters};
 pub use run::resident;
 pub use run::threads::train;

@@ -1,5 +1,6 @@
 //! Coordinates of a rank, as far as its arithmetic depends on them.
 
+use paceline_kernels::ring_attention::Other;
 use paceline_plan::ids::{GroupId, Rank};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{Bucket, Entry, Plan};
@@ -107,6 +108,15 @@ impl RankCoords {
         }
         let (index, runs) = (u64::from(index), 2 * u64::from(count));
         [index, runs - 1 - index].map(|run| run * seq / runs..(run + 1) * seq / runs)
+    }
+
+    /// Origin of the keys and values that have arrived by a step of ring attention.
+    pub(crate) fn other(&self, step: u32) -> Other {
+        // After `step` steps, those of the rank `step` places before this one.
+        match step <= self.context.index {
+            true => Other::Earlier,
+            false => Other::Later,
+        }
     }
 
     /// Shard of this rank under an entry's placement.

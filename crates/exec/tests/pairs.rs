@@ -8,7 +8,7 @@ use crate::common::wires::{fabric, train_over};
 use crate::common::{
     bits, further, options, strategy, tiny_dlrm, tiny_gpt, tiny_llama, tiny_moe, tiny_resnet,
 };
-use paceline_exec::{Outcome, TrainOptions, can_run, train};
+use paceline_exec::{Device, Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::compress::Compression;
@@ -175,7 +175,7 @@ fn planned(row: &Row) -> Option<Plan> {
         return None;
     }
     let plan = lower_on(&model, &strategy, &fabric(transport)).ok()?;
-    ((2..=8).contains(&plan.mesh.world()) && can_run(&plan).is_ok()).then_some(plan)
+    ((2..=8).contains(&plan.mesh.world()) && can_run(&plan, Device::Cpu).is_ok()).then_some(plan)
 }
 
 /// Deterministic pseudo-random numbers.

@@ -423,7 +423,10 @@ fn check_elementwise(bench: &mut Bench, ty: ElementType) {
         sizes[0],
         sizes[1],
         Arg::Word(vocab as u32),
+        Arg::Word(0),
+        Arg::At(0),
         Arg::Word(seq as u32),
+        Arg::Word(0),
     ];
     bench.run(e, ty, "embedding_forward", Grid::over(n as u64), &args);
     let expected: Vec<f32> = (0..n)
@@ -448,8 +451,9 @@ fn check_elementwise(bench: &mut Bench, ty: ElementType) {
     // Column sums.
     let partial = bench.room(3 * width as u64 * 4);
     let mut grid = Grid::of(3, 256);
-    grid.blocks.1 = (width as u32).div_ceil(256);
-    bench.run(e, ty, "column_sums", grid, &[Arg::At(dya), Arg::At(partial), sizes[0], sizes[1]]);
+    grid.blocks.1 = (width as u32).div_ceil(1024);
+    let args = [Arg::At(dya), Arg::At(partial), sizes[0], sizes[1], Arg::Word(2)];
+    bench.run(e, ty, "column_sums", grid, &args);
     let args = [
         Arg::At(partial),
         Arg::At(to),
@@ -700,7 +704,7 @@ fn check_attention(bench: &mut Bench, shape: AttentionShape) {
     let (qa, da) = (bench.put(BF16, &qkv), bench.put(BF16, &dout));
     let (oa, ga) = (bench.room((b * s * h * d * 2) as u64), bench.room((b * s * row * 2) as u64));
     let stats = bench.room((b * s * h * 4) as u64);
-    let workspace = bench.room(attention.workspace());
+    let workspace = bench.room(attention.workspace().into_iter().max().unwrap_or(0));
     let forward = ForwardAt { qkv: qa, output: oa, stats, workspace };
     let name = format!("attention {b}x{s}x{h}/{g}x{d} deterministic {}", shape.deterministic);
     match unsafe { attention.forward(&cudnn, &forward) } {
@@ -1266,12 +1270,15 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
         let cudnn = bench.cudnn.take().unwrap();
         match Attention::new(&cudnn, AttentionShape { deterministic, ..shape }) {
             Ok(attention) => {
-                let workspace = bench.room(attention.workspace());
+                let workspace = bench.room(attention.workspace().into_iter().max().unwrap_or(0));
                 let stats = bench.room(batch * seq * heads * 4);
                 let forward = ForwardAt { qkv: h, output: y, stats, workspace };
                 let back = BackwardAt { forward, output_gradient: other, qkv_gradient: y4 };
                 let flops = 2.0 * (batch * seq * seq * d) as f64;
-                println!("workspace {} MiB", attention.workspace() >> 20);
+                println!(
+                    "workspace {} MiB",
+                    attention.workspace().into_iter().max().unwrap_or(0) >> 20
+                );
                 let ms = bench.time(|_| unsafe { attention.forward(&cudnn, &forward) }.unwrap());
                 line("attention forward", if deterministic { layers } else { 0 }, ms, 0.0, flops);
                 let ms = bench.time(|_| unsafe { attention.backward(&cudnn, &back) }.unwrap());
@@ -1339,11 +1346,11 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
     let ms = bench.time(|b| b.run(e, BF16, "gelu_backward", Grid::over(rows * f), &args));
     line("gelu backward alone", 0, ms, 3.0 * wide_bytes, 0.0);
     for (columns, from) in [(3 * d, h), (d, x), (f, h)] {
-        let partial = bench.room(264 * columns * 4);
-        let mut grid = Grid::of(264, 256);
-        grid.blocks.1 = (columns as u32).div_ceil(256);
-        let args =
-            [Arg::At(from), Arg::At(partial), Arg::Word(rows as u32), Arg::Word(columns as u32)];
+        let partial = bench.room(528 * columns * 4);
+        let mut grid = Grid::of(528, 256);
+        grid.blocks.1 = (columns as u32).div_ceil(2048);
+        let [of_rows, of_columns] = [rows, columns].map(|n| Arg::Word(n as u32));
+        let args = [Arg::At(from), Arg::At(partial), of_rows, of_columns, Arg::Word(1)];
         let ms = bench.time(|b| b.run(e, BF16, "column_sums", grid, &args));
         line(
             &format!("column sums of {columns} alone"),
@@ -1392,7 +1399,10 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
         Arg::Word(rows as u32),
         Arg::Word(d as u32),
         Arg::Word(50257),
+        Arg::Word(0),
+        Arg::At(0),
         Arg::Word(seq as u32),
+        Arg::Word(0),
     ];
     let ms = bench.time(|b| b.run(e, BF16, "embedding_forward", Grid::over(rows * d), &args));
     line("embedding", 1, ms, 2.0 * bytes, 0.0);
@@ -1416,8 +1426,10 @@ fn gpt2(bench: &mut Bench, [batch, seq, layers, d, heads]: [u64; 5]) {
         Arg::At(dw),
         Arg::Word(rows as u32),
         Arg::Word(d as u32),
-        Arg::Word(seq as u32),
         Arg::Word(1),
+        Arg::At(0),
+        Arg::Word(seq as u32),
+        Arg::Word(0),
     ];
     let ms = bench.time(|b| b.run(e, BF16, "position_gradient", Grid::over(seq * d), &args));
     line("position gradient", 1, ms, bytes, 0.0);

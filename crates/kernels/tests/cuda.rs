@@ -5,7 +5,7 @@ use paceline_kernels::arena::Span;
 use paceline_kernels::cuda::{
     AttentionAt, AttentionGradientAt, AttentionShape, CudaError, Device, ElementType, Function,
     InputGradientAt, LinearAt, LossAt, NormAt, NormGradientAt, RotationAt, TensorBlocks, Update,
-    UpdateAt,
+    UpdateAt, Words,
 };
 use paceline_kernels::loss::Columns;
 use paceline_kernels::philox::Stream as Random;
@@ -301,12 +301,13 @@ fn tables_of_words_agree() {
         let (on_table, on_ids, on_dy) = (bench.put(&table), bench.put_words(&ids), bench.put(&dy));
         let (mut y, on_y) = (vec![0.0; n], bench.room(n));
         embedding::forward(shape, 0, &ids, &table, &mut y);
-        bench.device.embedding(0, F32, shape, (on_ids, on_table, on_y), None).unwrap();
+        let words = Words { table: on_table, first: 0 };
+        bench.device.embedding(0, F32, shape, (on_ids, words, on_y), None).unwrap();
         bench.same(on_y, &y);
         let (mut dtable, mut room) = (table.clone(), vec![0; shape.rows]);
         for mode in [Write::Accumulate, Write::Overwrite] {
             embedding::weight_gradient(shape, 0, &ids, &dy, &mut dtable, mode, &mut room);
-            bench.device.embedding_weight(0, F32, shape, (on_dy, on_table), &ids, mode).unwrap();
+            bench.device.embedding_weight(0, F32, shape, (on_dy, words), &ids, mode).unwrap();
             bench.same(on_table, &dtable);
         }
     }
@@ -322,10 +323,10 @@ fn attention_and_rotation_agree() {
         let (rows, width) = (batch * seq, (heads + 2 * kv_heads) * head_dim);
         let (qkv, dout) = (random("qkv", rows * width), random("dout", rows * heads * head_dim));
         let (mut out, mut lse) = (vec![0.0; dout.len()], vec![0.0; rows * heads]);
-        let mut room = vec![0.0; shape.forward_workspace()];
+        let mut room = vec![0.0; shape.forward_workspace::<f32>()];
         attention::forward(&pool(), shape, &qkv, &mut out, &mut lse, &mut room);
         let mut dqkv = vec![0.0; qkv.len()];
-        let mut room = vec![0.0; shape.backward_workspace()];
+        let mut room = vec![0.0; shape.backward_workspace::<f32>()];
         attention::backward(&pool(), shape, &dout, &qkv, &out, &lse, &mut dqkv, &mut room);
         let (on_qkv, on_dout) = (bench.put(&qkv), bench.put(&dout));
         let (on_out, on_lse) = (bench.room(out.len()), bench.room(lse.len()));

@@ -28,7 +28,7 @@ pub use memory::{ALIGNMENT, Buffer, Memory, MemoryKind};
 pub use template::{Access, ComputePass, LocalOp, Operand, Segment, Template};
 
 use crate::collective::{
-    CollectiveError, CollectiveKind, Method, Pattern, Reduction, SummationOrder,
+    CollectiveError, CollectiveKind, Library, Method, Pattern, Reduction, SummationOrder,
 };
 use crate::dtype::DType;
 use crate::ids::{
@@ -65,6 +65,8 @@ pub struct Plan {
     pub parameters: u64,
     /// Number of tensors in the gradient norm, over all stages.
     pub norm_entries: u32,
+    /// Library that carries sends and receives; otherwise the ranks' transport does.
+    pub messages: Option<Library>,
 }
 
 impl Plan {

@@ -4,6 +4,9 @@
 //! operations on them. Buffers, queues and requests are the library's own types: host memory and
 //! requests for MPI, device memory and streams for NCCL.
 
+#[cfg(feature = "cuda")]
+pub mod nccl;
+
 use crate::error::CommError;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Method, Reduction};
 use paceline_plan::dtype::DType;

@@ -8,14 +8,17 @@ mod uses;
 
 use crate::error::{ExecError, Fault};
 use crate::memory::Memory;
+use crate::progress::exchange::NativeExchange;
 use crate::rank_coords::RankCoords;
 use crate::run::options::TrainOptions;
 use crate::types::Types;
 use cpu::step::Rule;
+use paceline_comm::Transport;
 use paceline_kernels::arena::Span;
 use paceline_kernels::compressed_adam::CompressedAdam;
 use paceline_kernels::{Rows, Write, linear};
 use paceline_plan::DType;
+use paceline_plan::collective::Library;
 use paceline_plan::program::{AccumulateMode, Bucket, LocalOp, Plan, Segment, StepPhase, Template};
 use paceline_plan::units::Seconds;
 use std::fmt;
@@ -32,6 +35,8 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
     type Kernels: fmt::Debug + Send + Sync;
     /// Point in the order of a stream that other streams can wait for.
     type Event: Copy + fmt::Debug;
+    /// Bytes of a span on their way to the host.
+    type Readback: fmt::Debug;
 
     /// True if tasks are issued to streams and complete later. Edges between streams are then
     /// events, and a task may be issued once those before it are.
@@ -43,6 +48,29 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
     /// Opens the device for a rank.
     fn open(setup: &Setup<'_, Self>, memory: &Memory<'_>) -> Result<Self, Fault>;
 
+    /// Library that performs exchanges in the device's memory, if there is one.
+    const LIBRARY: Option<Library>;
+
+    /// Joins the groups of the plan's library with the other ranks.
+    fn join(&mut self, setup: &Setup<'_, Self>, transport: &mut dyn Transport)
+    -> Result<(), Fault>;
+
+    /// Returns true if tasks may wait on the device for other ranks. What a first use of a kernel or
+    /// of memory waits for must not be among them, so that all tasks are run once before.
+    fn waits_for_ranks(&self) -> bool;
+
+    /// Brings memory to the state that it had when the device was opened.
+    fn reset(&mut self, memory: &Memory<'_>) -> Result<(), Fault>;
+
+    /// Queues an exchange that the library performs.
+    fn exchange(&mut self, on: Stream, native: &NativeExchange) -> Result<(), Fault>;
+
+    /// Fails if the library has.
+    fn check_libraries(&mut self) -> Result<(), Fault>;
+
+    /// Ends the exchanges of the library, so that none waits for another rank.
+    fn abort(&mut self, reason: &str);
+
     /// Begins a pass of the body.
     fn begin_pass(&mut self, pass: Pass);
 
@@ -53,6 +81,12 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
     /// pass besides the current one is left and not finished.
     fn leave_pass(&mut self, outputs: &[Span]) -> Result<(), Fault>;
 
+    /// Returns true if everything issued is done.
+    fn is_idle(&self) -> Result<bool, Fault>;
+
+    /// Returns true if the pass left first is done.
+    fn has_left(&self) -> Result<bool, Fault>;
+
     /// Waits for the pass left first, whose outputs are in host memory then.
     fn finish_pass(&mut self, memory: &Memory<'_>) -> Result<(), Fault>;
 
@@ -61,6 +95,15 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
 
     /// Copies a span of the device to host memory, behind what is issued on the stream.
     fn download(&mut self, on: Stream, memory: &Memory<'_>, span: Span) -> Result<(), Fault>;
+
+    /// Queues a copy of a span to the host, behind what is issued on the stream.
+    fn read_back(&mut self, on: Stream, span: Span) -> Result<Self::Readback, Fault>;
+
+    /// Copies bytes that have arrived to host memory.
+    fn take_back(&mut self, memory: &Memory<'_>, read: Self::Readback) -> Result<(), Fault>;
+
+    /// Returns true if everything before an event is done.
+    fn is_done(&self, event: Self::Event) -> Result<bool, Fault>;
 
     /// Computes a segment for microbatch number `running`; `fresh` overwrites gradients.
     fn segment(
@@ -99,6 +142,13 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
 
     /// Device memory outside the host that this rank takes.
     fn taken(&self) -> Option<u64>;
+}
+
+/// Refusal of a build without GPUs.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn no_cuda() -> ExecError {
+    let works = "a paceline built with --features cuda can";
+    ExecError::Unsupported { what: "--device cuda".into(), works }
 }
 
 /// Number of a stream: that of the lane.

@@ -6,7 +6,7 @@ use crate::interpreter::recorder::Recorder;
 use crate::interpreter::task::{OpClass, Task, Tasks};
 use paceline_plan::ids::{LaneId, OpId, Rank};
 use paceline_plan::program::label::describe;
-use paceline_plan::program::{IterationFilter, Op, Plan, Program, Section};
+use paceline_plan::program::{IterationFilter, Node, Op, Plan, Program, Section};
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::SectionKind;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -282,6 +282,22 @@ impl<'a> OpScheduler<'a> {
             SectionKind::Epilogue => prologue + body,
         } as u32;
         state.recorder.note(op.lane, before + op.id.0, op.pass, times, wait);
+    }
+
+    /// All ops of a section, as if they were started in an iteration.
+    pub(crate) fn all(&self, section: SectionKind, iteration: u32) -> Vec<RunningOp<'a>> {
+        let (nodes, tasks) = (&self.section(section).nodes, self.tasks.section(section));
+        let op = |(at, node): (usize, &'a Node)| RunningOp {
+            op: &node.op,
+            task: tasks[at],
+            lane: node.lane,
+            id: OpId::from(at),
+            section,
+            iteration,
+            pass: iteration,
+            start: self.now(),
+        };
+        nodes.iter().enumerate().map(op).collect()
     }
 
     /// Returns a waiting op, started or not: the op at which a stuck rank is stuck.

@@ -8,6 +8,7 @@ mod perform;
 pub(crate) mod queue;
 pub(crate) mod recorder;
 pub(crate) mod serve;
+mod staging;
 pub(crate) mod task;
 
 use crate::checkpoint::{
@@ -20,6 +21,7 @@ use crate::interpreter::lanes::{OffloadStatus, OpScheduler, RunningOp};
 use crate::interpreter::queue::ReadyQueue;
 use crate::interpreter::recorder::Recorder;
 use crate::interpreter::serve::ServerState;
+use crate::interpreter::staging::StagedExchange;
 use crate::interpreter::task::{OpClass, Task};
 use crate::memory::{Memory, offload_thread};
 use crate::parameters::{self, HeldWeights};
@@ -92,6 +94,8 @@ pub(crate) struct Rank<'a, D: Device> {
     /// Time at which the device was opened.
     opened: Seconds,
     ends: Vec<Option<D::Event>>,
+    /// Exchanges that wait for the device.
+    staged: Vec<StagedExchange<'a, D>>,
     saver: Option<Saver>,
     scale: LossScale,
     /// State of an asynchronous server about its replicas.
@@ -116,6 +120,8 @@ struct Issued<'a, D: Device> {
 
 /// Longest sleep where the awaited thread ends the sleep.
 const A_WHILE: Duration = Duration::from_millis(50);
+/// Time between two looks at a device that has not done what an exchange waits for.
+const GLANCE: Duration = Duration::from_micros(20);
 
 impl<'a, D: Device> Rank<'a, D> {
     /// Sets up a rank: its memory and its initial weights.
@@ -164,7 +170,11 @@ impl<'a, D: Device> Rank<'a, D> {
             vocab: run.vocab,
             options: run.options,
         };
-        let device = D::open(&setup, &memory).map_err(|fault| {
+        let opened = D::open(&setup, &memory).and_then(|mut device| {
+            device.join(&setup, transport)?;
+            Ok(device)
+        });
+        let device = opened.map_err(|fault| {
             if let Fault::Threads(source) = fault {
                 ExecError::Thread { rank, source }
             } else {
@@ -175,9 +185,11 @@ impl<'a, D: Device> Rank<'a, D> {
         let lanes = OpScheduler::new(run.plan, rank, run.clock, run.options.traced);
         let lanes = Arc::new(lanes.warming_up(run.from.warm_up));
         let memory = Arc::new(memory);
-        let progress = Arc::new(ProgressThread::new(ProgressEngine::new(
-            run.plan, transport, &memory, &lanes,
-        )));
+        let engine = ProgressEngine::new(run.plan, transport, &memory, &lanes);
+        let progress = Arc::new(match D::ISSUES {
+            true => ProgressThread::without(engine.staged()),
+            false => ProgressThread::new(engine),
+        });
         Ok(Self {
             run,
             program,
@@ -190,6 +202,7 @@ impl<'a, D: Device> Rank<'a, D> {
             issued: Vec::new(),
             left: None,
             ends: Vec::new(),
+            staged: Vec::new(),
             saver,
             scale: LossScale::new(&run.plan.strategy, run.options),
             serving: ServerState::of(run.plan, rank, run.from.iteration, run.options.iterations),
@@ -205,6 +218,15 @@ impl<'a, D: Device> Rank<'a, D> {
 
     /// Runs the whole program. `report` is called for every iteration.
     pub(crate) fn work(&mut self, report: &mut ReportFn<'_>) -> Result<(), ExecError> {
+        let done = self.work_on_threads(report);
+        if let Err(error) = &done {
+            // Else a device would wait for ranks that will not come.
+            self.device.abort(&error.to_string());
+        }
+        done
+    }
+
+    fn work_on_threads(&mut self, report: &mut ReportFn<'_>) -> Result<(), ExecError> {
         let (progress, rank) = (Arc::clone(&self.progress), self.place.rank);
         let (lanes, memory) = (Arc::clone(&self.lanes), Arc::clone(&self.memory));
         let stores = self.program.memory.stored().0 > 0;
@@ -233,6 +255,7 @@ impl<'a, D: Device> Rank<'a, D> {
 
     fn run_program(&mut self, report: &mut ReportFn<'_>) -> Result<(), ExecError> {
         let first = self.run.from.iteration;
+        self.prime(first)?;
         self.once(SectionKind::Prologue, first)?;
         if let Start::Checkpoint(checkpoint) = &self.run.options.start {
             restore_rank_state(&self.memory, self.run.plan, self.place.rank, checkpoint)?;
@@ -289,15 +312,19 @@ impl<'a, D: Device> Rank<'a, D> {
 
     /// Ends an iteration that the device has been issued, without waiting for it.
     fn leave(&mut self, iteration: u32) -> Result<(), ExecError> {
-        let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
-        let outputs = self.program.outputs;
-        let outputs = [outputs.loss, outputs.norm, outputs.dropped].into_iter().flatten();
-        let spans: Vec<Span> = outputs.map(|buffer| self.memory.whole(buffer, running)).collect();
-        let left = self.device.leave_pass(&spans);
+        let left = self.device.leave_pass(&self.outputs(iteration));
         left.map_err(|source| self.at_the_end(source))?;
         self.ends.clear();
         self.left = Some((iteration, std::mem::take(&mut self.issued)));
         Ok(())
+    }
+
+    /// Memory of the numbers that an iteration reports.
+    fn outputs(&self, iteration: u32) -> Vec<Span> {
+        let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
+        let outputs = self.program.outputs;
+        let outputs = [outputs.loss, outputs.norm, outputs.dropped].into_iter().flatten();
+        outputs.map(|buffer| self.memory.whole(buffer, running)).collect()
     }
 
     /// Waits for the results of an iteration that was left, and reports them.
@@ -307,6 +334,7 @@ impl<'a, D: Device> Rank<'a, D> {
         ended: &mut Seconds,
         report: &mut ReportFn<'_>,
     ) -> Result<(), ExecError> {
+        self.wait_for_device(&issued, D::has_left)?;
         let finished = self.device.finish_pass(&self.memory);
         finished.map_err(|source| self.at_the_end(source))?;
         self.record(issued)?;
@@ -460,7 +488,7 @@ impl<'a, D: Device> Rank<'a, D> {
             }
             let mut moved = false;
             if let Some(engine) = &mut progressing {
-                moved = engine.make_progress()?;
+                moved = self.make_progress(engine)?;
             }
             let Some(started) = self.lanes.start(OpClass::Compute) else {
                 self.lanes.error()?;
@@ -474,6 +502,10 @@ impl<'a, D: Device> Rank<'a, D> {
                             } else {
                                 self.lanes.wait_for_offload(moves);
                             }
+                            engine.is_back();
+                        }
+                        OffloadStatus::Idle if self.is_staging() => {
+                            thread::sleep(GLANCE);
                             engine.is_back();
                         }
                         OffloadStatus::Idle => engine.wait(self.run.options.exchange_timeout)?,

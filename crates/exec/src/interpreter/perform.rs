@@ -54,30 +54,46 @@ impl<'a, D: Device> Rank<'a, D> {
         if !D::ISSUES {
             return task.map_or(Ok(()), |task| self.run_task(stream, task, started));
         }
-        let section = started.section.of(self.program);
-        for earlier in section.after(started.id).iter().map(|earlier| earlier.index()) {
-            if section.nodes[earlier].lane != started.lane
-                && let Some(&Some(event)) = self.ends.get(earlier)
-            {
-                self.device.wait(stream, event)?;
-            }
-        }
+        self.wait_for_earlier(started)?;
         let begin = self.device.record(stream)?;
         if let Some(task) = task {
             self.run_task(stream, task, started)?;
         }
         let end = self.device.record(stream)?;
-        self.ends.resize(section.nodes.len(), None);
-        self.ends[started.id.index()] = Some(end);
+        self.ended_at(started, end);
         self.issued.push(Issued { op: *started, begin, end });
         Ok(())
     }
 
+    /// Lets the stream of an op wait for those before it on other streams.
+    pub(super) fn wait_for_earlier(&mut self, started: &RunningOp<'a>) -> Result<(), Fault> {
+        let section = started.section.of(self.program);
+        let after = section.after(started.id).iter().copied();
+        let carried = self.program.in_flight.iter().filter(|carryover| {
+            started.section == SectionKind::Body && carryover.before.contains(&started.id)
+        });
+        for earlier in after.chain(carried.map(|carryover| carryover.op)) {
+            if section.nodes[earlier.index()].lane != started.lane
+                && let Some(&Some(event)) = self.ends.get(earlier.index())
+            {
+                self.device.wait(started.lane.index(), event)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the event behind an op for those after it.
+    pub(super) fn ended_at(&mut self, started: &RunningOp<'a>, end: D::Event) {
+        self.ends.resize(started.section.of(self.program).nodes.len(), None);
+        self.ends[started.id.index()] = Some(end);
+    }
+
     /// Waits for what the device was issued, and records its times.
     pub(super) fn settle(&mut self) -> Result<(), ExecError> {
+        let issued = std::mem::take(&mut self.issued);
+        self.wait_for_device(&issued, D::is_idle)?;
         self.device.end_pass().map_err(|source| self.at_the_end(source))?;
         self.ends.clear();
-        let issued = std::mem::take(&mut self.issued);
         self.record(issued)
     }
 
@@ -92,7 +108,7 @@ impl<'a, D: Device> Rank<'a, D> {
         Ok(())
     }
 
-    fn run_task(
+    pub(super) fn run_task(
         &mut self,
         on: Stream,
         task: DeviceTask,

@@ -4,8 +4,9 @@ use crate::error::{ExecError, Fault};
 use crate::interpreter::lanes::{OpScheduler, RunningOp, WaitSpan};
 use crate::interpreter::task::{ExchangeTask, OpClass, Task};
 use crate::memory::Memory;
-use crate::progress::exchange::{CommContext, ExchangeState};
+use crate::progress::exchange::{CommContext, ExchangeState, NativeExchange};
 use paceline_comm::{Progress, Transport, Wait};
+use paceline_kernels::arena::Span;
 use paceline_plan::ids::{Microbatch, Rank};
 use paceline_plan::program::{Plan, View};
 use std::sync::Arc;
@@ -25,6 +26,15 @@ pub(crate) struct ProgressEngine<'a> {
     /// Op being processed, if any.
     at: Option<RunningOp<'a>>,
     moved_at: Instant,
+    /// Exchanges that are done and not finished, if the rank stages them itself.
+    staged: Option<Vec<(RunningOp<'a>, WaitSpan)>>,
+}
+
+/// Memory that an exchange reads when it starts, and that it has written when it is done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Staging {
+    pub(crate) read: Option<Span>,
+    pub(crate) written: Option<Span>,
 }
 
 /// Exchange in flight on a lane.
@@ -56,7 +66,19 @@ impl<'a> ProgressEngine<'a> {
             flights,
             at: None,
             moved_at: Instant::now(),
+            staged: None,
         }
+    }
+
+    /// Leaves it to the caller to start exchanges, when memory has what they read, and to finish
+    /// them.
+    pub(crate) fn staged(self) -> Self {
+        Self { staged: Some(Vec::new()), ..self }
+    }
+
+    /// Takes an exchange that is done, of those that the caller started.
+    pub(crate) fn take_done(&mut self) -> Option<(RunningOp<'a>, WaitSpan)> {
+        self.staged.as_mut()?.pop()
     }
 
     /// Starts exchanges that may start and advances those in flight, without waiting. Returns true
@@ -87,15 +109,23 @@ impl<'a> ProgressEngine<'a> {
     /// Starts all exchanges that may start. Returns true if there were any.
     fn begin_all(&mut self) -> Result<bool, ExecError> {
         let mut begun = false;
-        while let Some(started) = self.lanes.start(OpClass::Exchange) {
-            self.at = Some(started);
-            let flight = self.begin(&started).map_err(|s| self.lanes.failed(&started, s))?;
-            let progress = Progress::Pending { on: self.rank, step: usize::MAX, moved: 0 };
-            let in_flight = ActiveExchange { flight, started, progress, wait: WaitSpan::default() };
-            self.flights[started.lane.index()] = Some(in_flight);
+        while self.staged.is_none()
+            && let Some(started) = self.lanes.start(OpClass::Exchange)
+        {
+            self.start(started)?;
             begun = true;
         }
         Ok(begun)
+    }
+
+    /// Starts an exchange.
+    pub(crate) fn start(&mut self, started: RunningOp<'a>) -> Result<(), ExecError> {
+        self.at = Some(started);
+        let flight = self.begin(&started).map_err(|s| self.lanes.failed(&started, s))?;
+        let progress = Progress::Pending { on: self.rank, step: usize::MAX, moved: 0 };
+        let in_flight = ActiveExchange { flight, started, progress, wait: WaitSpan::default() };
+        self.flights[started.lane.index()] = Some(in_flight);
+        Ok(())
     }
 
     /// Returns true if an exchange is in flight.
@@ -154,10 +184,53 @@ impl<'a> ProgressEngine<'a> {
         }
     }
 
-    fn begin(&mut self, started: &RunningOp<'a>) -> Result<ExchangeState, Fault> {
-        let running = |microbatch: Microbatch| {
-            u64::from(started.pass) * self.microbatches + u64::from(microbatch.0)
+    /// Memory that an exchange reads and writes.
+    pub(crate) fn staging(&self, started: &RunningOp<'a>) -> Staging {
+        let running = |microbatch| self.running(started, microbatch);
+        let span = |view, microbatch| Some(self.memory.span(view, running(microbatch)));
+        match started.task {
+            Task::Exchange(ExchangeTask::Send { view, microbatch, .. }) => {
+                Staging { read: span(view, microbatch), written: None }
+            }
+            Task::Exchange(ExchangeTask::Receive { view, microbatch, .. }) => {
+                Staging { read: None, written: span(view, microbatch) }
+            }
+            Task::Exchange(ExchangeTask::Collective { call, microbatch }) => {
+                self.exchanges.staging(&self.memory, call, running(microbatch))
+            }
+            Task::Device(_) | Task::Storage(_) | Task::Serve(_) | Task::Nothing => {
+                Staging::default()
+            }
+        }
+    }
+
+    /// Exchange that a library performs; `None` if this engine does.
+    pub(crate) fn native(&self, started: &RunningOp<'a>) -> Option<Result<NativeExchange, Fault>> {
+        let data = |view: View, microbatch| {
+            let running = self.running(started, microbatch);
+            (self.memory.span(view, running), self.memory.dtype(view.buffer))
         };
+        match started.task {
+            Task::Exchange(ExchangeTask::Send { to, channel, view, microbatch }) => {
+                self.exchanges.native_message((to, true), channel, data(view, microbatch))
+            }
+            Task::Exchange(ExchangeTask::Receive { from, channel, view, microbatch }) => {
+                self.exchanges.native_message((from, false), channel, data(view, microbatch))
+            }
+            Task::Exchange(ExchangeTask::Collective { call, microbatch }) => {
+                let running = self.running(started, microbatch);
+                let found = (call, started.lane);
+                self.exchanges.native_collective(&self.memory, found, running).map(Ok)
+            }
+            Task::Device(_) | Task::Storage(_) | Task::Serve(_) | Task::Nothing => None,
+        }
+    }
+
+    fn running(&self, started: &RunningOp<'_>, microbatch: Microbatch) -> u64 {
+        u64::from(started.pass) * self.microbatches + u64::from(microbatch.0)
+    }
+
+    fn begin(&mut self, started: &RunningOp<'a>) -> Result<ExchangeState, Fault> {
         let data =
             |view: View, running| (self.memory.span(view, running), self.memory.dtype(view.buffer));
         let Task::Exchange(task) = started.task else {
@@ -165,15 +238,15 @@ impl<'a> ProgressEngine<'a> {
         };
         match task {
             ExchangeTask::Send { to, channel, view, microbatch } => {
-                let running = running(microbatch);
+                let running = self.running(started, microbatch);
                 self.exchanges.send(to, channel, data(view, running), running)
             }
             ExchangeTask::Receive { from, channel, view, microbatch } => {
-                let running = running(microbatch);
+                let running = self.running(started, microbatch);
                 self.exchanges.receive(from, channel, data(view, running), running)
             }
             ExchangeTask::Collective { call, microbatch } => {
-                let (running, lane) = (running(microbatch), started.lane);
+                let (running, lane) = (self.running(started, microbatch), started.lane);
                 self.exchanges.collective(&self.memory, call, lane, running)
             }
         }
@@ -196,7 +269,10 @@ impl<'a> ProgressEngine<'a> {
         match progress {
             Progress::Done => {
                 self.exchanges.keep(in_flight.flight);
-                self.lanes.finish(&started, wait);
+                match &mut self.staged {
+                    Some(done) => done.push((started, wait)),
+                    None => self.lanes.finish(&started, wait),
+                }
                 Ok(true)
             }
             Progress::Pending { .. } => {

@@ -7,6 +7,8 @@
 
 use crate::error::Fault;
 use crate::memory::{Memory, within};
+use crate::progress::engine::Staging;
+use paceline_comm::native::NativeOp;
 use paceline_comm::{
     ActiveCollective, CollectiveSpec, Progress, Receiving, Sending, Tag, Transport,
 };
@@ -136,9 +138,54 @@ impl<'p> CommContext<'p> {
             None => self.prepare(call, tag)?,
         };
         let own = self.own[id.index()].clone();
-        let Buffers { data, output, result } = buffers(memory, call, own, running)?;
+        let Buffers { copied, data, output, result } = Buffers::of(memory, call, own, running);
+        copied.map_or(Ok(()), |(from, to)| memory.copy(from, to))?;
         let dtype = call.dtype;
         Ok(ExchangeState::Collective { state, call: id, data, dtype, output, result })
+    }
+
+    /// Memory that a collective reads and writes.
+    pub(crate) fn staging(&self, memory: &Memory<'_>, id: CallId, running: u64) -> Staging {
+        let call = self.program.call(id);
+        let (input, output) = (memory.span(call.input, running), memory.span(call.output, running));
+        let gathers = matches!(call.kind, CollectiveKind::AllGather | CollectiveKind::Gather);
+        // Of a whole vector, a gather reads this rank's part.
+        let read = match gathers && call.input.len == call.elements() {
+            true => within(input, call.dtype, self.own[id.index()].clone()),
+            false => input,
+        };
+        Staging { read: Some(read), written: Some(output) }
+    }
+
+    /// Collective that a library performs; `None` if the plan's steps do.
+    pub(crate) fn native_collective(
+        &self,
+        memory: &Memory<'_>,
+        (id, lane): (CallId, LaneId),
+        running: u64,
+    ) -> Option<NativeExchange> {
+        let call = self.program.call(id);
+        let op = NativeOp::of(call)?;
+        let buffers = Buffers::of(memory, call, self.own[id.index()].clone(), running);
+        let by = CommunicatorKey::Group(call.group, lane);
+        Some(NativeExchange { by, op, dtype: call.dtype, buffers })
+    }
+
+    /// Message that a library carries, to or from a peer; `None` if the transport does.
+    pub(crate) fn native_message(
+        &self,
+        (peer, sends): (Peer, bool),
+        channel: u16,
+        (data, dtype): (Span, DType),
+    ) -> Option<Result<NativeExchange, Fault>> {
+        self.plan.messages?;
+        let buffers = Buffers { copied: None, data, output: None, result: None };
+        Some(self.plan.peer(self.rank, peer).ok_or(Fault::NoPeer).map(|peer| {
+            let (from, to) = if sends { (self.rank, peer) } else { (peer, self.rank) };
+            let op = if sends { NativeOp::Send { to: 1 } } else { NativeOp::Recv { from: 0 } };
+            let by = CommunicatorKey::Messages { from, to, channel };
+            NativeExchange { by, op, dtype, buffers }
+        }))
     }
 
     /// Keeps the reusable state of a finished collective.
@@ -167,45 +214,63 @@ impl<'p> CommContext<'p> {
     }
 }
 
-/// Buffers of a collective.
-struct Buffers {
-    data: Span,
-    output: Option<Span>,
-    result: Option<(Span, Span)>,
+/// Buffers of a collective. All collectives work in place, on the whole vector.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffers {
+    /// Copy of the input to the work buffer, at the start.
+    pub(crate) copied: Option<(Span, Span)>,
+    /// The work buffer.
+    pub(crate) data: Span,
+    /// Output buffer of an all_to_all.
+    pub(crate) output: Option<Span>,
+    /// Copy of the result, at the end.
+    pub(crate) result: Option<(Span, Span)>,
 }
 
-/// Copies a collective's input to its work buffer: all collectives work in place, on the whole
-/// vector. `own` is this rank's part of it.
-fn buffers(
-    memory: &Memory<'_>,
-    call: &Call,
-    own: Range<u64>,
-    running: u64,
-) -> Result<Buffers, Fault> {
-    let (input, output) = (memory.span(call.input, running), memory.span(call.output, running));
-    let in_place = call.input == call.output;
-    // A view shorter than the whole vector holds this rank's part.
-    let part_of = |view: View, span: Span| {
-        if view.len == call.elements() { within(span, call.dtype, own.clone()) } else { span }
-    };
-    Ok(match call.kind {
-        CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast => {
-            memory.copy(input, output)?;
-            Buffers { data: output, output: None, result: None }
-        }
-        CollectiveKind::AllGather | CollectiveKind::Gather => {
-            if !in_place {
-                memory.copy(part_of(call.input, input), within(output, call.dtype, own))?;
+impl Buffers {
+    /// Buffers of a call; `own` is this rank's part of the vector.
+    fn of(memory: &Memory<'_>, call: &Call, own: Range<u64>, running: u64) -> Self {
+        let (input, output) = (memory.span(call.input, running), memory.span(call.output, running));
+        let in_place = call.input == call.output;
+        // A view shorter than the whole vector holds this rank's part.
+        let part_of = |view: View, span: Span| {
+            if view.len == call.elements() { within(span, call.dtype, own.clone()) } else { span }
+        };
+        let none = Self { copied: None, data: output, output: None, result: None };
+        match call.kind {
+            CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast => {
+                Self { copied: (!in_place).then_some((input, output)), ..none }
             }
-            Buffers { data: output, output: None, result: None }
+            CollectiveKind::AllGather | CollectiveKind::Gather => {
+                let part = || within(output, call.dtype, own.clone());
+                let copied = (!in_place).then(|| (part_of(call.input, input), part()));
+                Self { copied, ..none }
+            }
+            CollectiveKind::ReduceScatter => {
+                let part = || within(input, call.dtype, own.clone());
+                let result = (!in_place).then(|| (part(), part_of(call.output, output)));
+                Self { data: input, result, ..none }
+            }
+            CollectiveKind::AllToAll => Self { data: input, output: Some(output), ..none },
         }
-        CollectiveKind::ReduceScatter => {
-            let result = (!in_place)
-                .then(|| (within(input, call.dtype, own.clone()), part_of(call.output, output)));
-            Buffers { data: input, output: None, result }
-        }
-        CollectiveKind::AllToAll => Buffers { data: input, output: Some(output), result: None },
-    })
+    }
+}
+
+/// Communicator of a library: that of a group on a lane, or of two ranks for the messages of a channel
+/// from one to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum CommunicatorKey {
+    Group(GroupId, LaneId),
+    Messages { from: Rank, to: Rank, channel: u16 },
+}
+
+/// Exchange that a library performs in the memory of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NativeExchange {
+    pub(crate) by: CommunicatorKey,
+    pub(crate) op: NativeOp,
+    pub(crate) dtype: DType,
+    pub(crate) buffers: Buffers,
 }
 
 impl ExchangeState {

@@ -51,12 +51,17 @@ impl<'a> ProgressThread<'a> {
     pub(crate) fn new(engine: ProgressEngine<'a>) -> Self {
         // A single rank has no exchanges to drive.
         let waker = if engine.transport.world() > 1 { engine.transport.waker() } else { None };
+        Self { waker, ..Self::without(engine) }
+    }
+
+    /// Leaves the engine to the compute thread: it issues its work and never computes for long.
+    pub(crate) fn without(engine: ProgressEngine<'a>) -> Self {
         Self {
             rank: engine.transport.rank(),
             engine: Mutex::new(engine),
             ownership: Mutex::new(Ownership { owner: Owner::ComputeThread, error: None }),
             changed: Condvar::new(),
-            waker,
+            waker: None,
         }
     }
 

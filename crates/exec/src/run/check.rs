@@ -1,18 +1,26 @@
 //! Checks that a plan can be run, before anything starts.
 
 use crate::data::SampleKind;
-use crate::device::Device;
 use crate::device::cpu::Cpu;
+use crate::device::{self, Device};
 use crate::error::ExecError;
+use crate::run::options;
 use crate::shard;
 use crate::types::Types;
 use paceline_plan::DType;
+use paceline_plan::collective::Library;
 use paceline_plan::graph::{OpKind, OpPass};
 use paceline_plan::program::{LoadKind, LocalOp, Op, Pacing, Plan, Program, Template};
 
-/// Checks that a plan can be run, before anything is started for it.
-pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
-    check::<Cpu>(plan)?;
+/// Checks that a plan can be run on a device, before anything is started for it.
+pub fn can_run(plan: &Plan, device: options::Device) -> Result<(), ExecError> {
+    match device {
+        options::Device::Cpu => check::<Cpu>(plan).map(|_| ())?,
+        #[cfg(feature = "cuda")]
+        options::Device::Cuda(_) => check::<device::cuda::Cuda>(plan).map(|_| ())?,
+        #[cfg(not(feature = "cuda"))]
+        options::Device::Cuda(_) => return Err(device::no_cuda()),
+    }
     vocabulary(plan).map(|_| ())
 }
 
@@ -21,7 +29,7 @@ pub(crate) fn check<D: Device>(plan: &Plan) -> Result<D::Kernels, ExecError> {
     for program in &plan.programs {
         buffers(plan, program)?;
         ops(plan, program)?;
-        methods(program)?;
+        methods(program, D::LIBRARY)?;
         placements(program)?;
     }
     D::bind(plan, types(plan)?)
@@ -194,10 +202,13 @@ fn ops(plan: &Plan, program: &Program) -> Result<(), ExecError> {
     Ok(())
 }
 
-/// Checks that the plan's own steps carry out every collective.
-fn methods(program: &Program) -> Result<(), ExecError> {
+/// Checks that the plan's own steps, or the device's library, carry out every collective.
+fn methods(program: &Program, library: Option<Library>) -> Result<(), ExecError> {
     let mut calls = program.calls.iter();
-    let called = calls.find_map(|call| Some((call.method.library()?, call)));
+    let called = calls.find_map(|call| {
+        let by = call.method.library().filter(|by| Some(*by) != library)?;
+        Some((by, call))
+    });
     let Some((library, call)) = called else { return Ok(()) };
     let library = library.name().to_uppercase();
     Err(unsupported(

@@ -4,7 +4,7 @@
 //! clock, the stop consensus, iteration statistics, and at the end the rank results.
 
 use crate::checkpoint::SaveOptions;
-use crate::device::cpu::Cpu;
+use crate::device::{self, cpu::Cpu};
 use crate::error::ExecError;
 use crate::interpreter::{IterationStats, RankResult};
 use crate::parameters::{self, HeldWeights};
@@ -40,7 +40,13 @@ pub fn run_process_rank(
     transport: &mut dyn Transport,
     report: &mut dyn FnMut(&IterationReport),
 ) -> Result<Option<Outcome>, ExecError> {
-    let result = attempt(plan, options, transport, report);
+    let result = match options.device {
+        Device::Cpu => attempt::<Cpu>(plan, options, transport, report),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => attempt::<device::cuda::Cuda>(plan, options, transport, report),
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda(_) => Err(device::no_cuda()),
+    };
     if let Err(error) = &result
         && !error.is_echo()
     {
@@ -49,23 +55,19 @@ pub fn run_process_rank(
     result
 }
 
-fn attempt(
+fn attempt<D: device::Device>(
     plan: &Plan,
     options: &TrainOptions,
     transport: &mut dyn Transport,
     report: &mut dyn FnMut(&IterationReport),
 ) -> Result<Option<Outcome>, ExecError> {
-    if options.device != Device::Cpu {
-        let what = "a GPU for one rank of several".to_owned();
-        return Err(ExecError::Unsupported { what, works: "--device cpu runs any layout" });
-    }
     if plan.programs.iter().any(|program| program.memory.shared().0 > 0) {
         let what = format!("--sync {} among processes", plan.strategy.sync);
         let works = "ranks that share their weights are threads of one process: --transport thread";
         return Err(ExecError::Unsupported { what, works });
     }
     check_shared_memory(plan, transport)?;
-    let job = Job::<Cpu>::new(plan, options)?;
+    let job = Job::<D>::new(plan, options)?;
     let (rank, timeout) = (transport.rank(), options.exchange_timeout);
     let clock = sync_clock(transport, timeout).map_err(during(rank, "agreeing on the clock"))?;
     let mut save = options.save.clone();
@@ -280,14 +282,20 @@ struct EncodedResult {
 }
 
 impl EncodedResult {
-    fn of(run: &RunContext<'_, Cpu>, rank: Rank, result: RankResult, resident: &Resident) -> Self {
-        let RankResult { arena_bytes, copy_bytes, recorder, weights: holding, .. } = result;
+    fn of<D: device::Device>(
+        run: &RunContext<'_, D>,
+        rank: Rank,
+        result: RankResult,
+        resident: &Resident,
+    ) -> Self {
+        let RankResult { arena_bytes, copy_bytes, device_bytes, recorder, weights: holding } =
+            result;
         let mut trace = TraceBuilder::new(Origin::Measured, "", run.plan.mesh.world());
         recorder.write(run.plan, rank, &mut trace);
         Self {
             arena_bytes,
             copy_bytes,
-            peak_bytes: resident.grown(arena_bytes),
+            peak_bytes: device_bytes.or_else(|| resident.grown(arena_bytes)),
             trace: trace.finish(),
             values: holding.map(|holding| holding.values().to_vec()),
         }
@@ -339,8 +347,8 @@ impl EncodedResult {
 }
 
 /// Gathers the results of all ranks into the outcome.
-fn gather(
-    run: &RunContext<'_, Cpu>,
+fn gather<D: device::Device>(
+    run: &RunContext<'_, D>,
     transport: &mut dyn Transport,
     own: EncodedResult,
     reports: ReportAggregator,

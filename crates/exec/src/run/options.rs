@@ -21,6 +21,30 @@ pub enum Device {
     Cuda(usize),
 }
 
+/// A GPU of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Name of the model.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory: u64,
+}
+
+/// GPUs of this machine, or the reason why there are none to be used.
+#[cfg(feature = "cuda")]
+pub fn gpus() -> Result<Vec<Gpu>, ExecError> {
+    let found = paceline_kernels::cuda::devices()
+        .map_err(|error| ExecError::NoGpu { problem: error.to_string() })?;
+    let gpu = |paceline_kernels::cuda::DeviceInfo { name, memory }| Gpu { name, memory };
+    Ok(found.into_iter().map(gpu).collect())
+}
+
+/// GPUs of this machine, or the reason why there are none to be used.
+#[cfg(not(feature = "cuda"))]
+pub fn gpus() -> Result<Vec<Gpu>, ExecError> {
+    Err(crate::device::no_cuda())
+}
+
 /// Training options. The plan defines how work is sharded; these set the run's length and learning.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {

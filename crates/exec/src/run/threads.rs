@@ -41,11 +41,7 @@ pub fn train(
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => run::<crate::device::cuda::Cuda>(plan, options, report),
         #[cfg(not(feature = "cuda"))]
-        Device::Cuda(ordinal) => {
-            let what = format!("--device cuda:{ordinal}");
-            let works = "a paceline built with --features cuda can";
-            Err(ExecError::Unsupported { what, works })
-        }
+        Device::Cuda(_) => Err(device::no_cuda()),
     }
 }
 

@@ -135,10 +135,10 @@ impl Attention {
         })
     }
 
-    /// Bytes of workspace that either pass needs.
-    pub fn workspace(&self) -> u64 {
+    /// Bytes of workspace that the forward and the backward pass need.
+    pub fn workspace(&self) -> [u64; 2] {
         let own = self.shape.sums_bytes() + self.shape.dq_bytes();
-        self.forward.workspace.max(self.backward.workspace + own)
+        [self.forward.workspace, self.backward.workspace + own]
     }
 
     /// Queues the forward pass.

@@ -115,6 +115,30 @@ const PRODUCT_WORKSPACE: usize = 32 << 20;
 /// Alignment in bytes of scratch operands.
 const SCRATCH_ALIGNMENT: u64 = 256;
 
+/// A GPU of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name of the model.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory: u64,
+}
+
+/// GPUs of this machine, in the driver's order.
+pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
+    libraries()?;
+    let count = CudaContext::device_count().map_err(failed("counting devices"))?;
+    let info = |ordinal| {
+        let device = result::device::get(ordinal).map_err(failed("finding a device"))?;
+        let name = result::device::get_name(device).map_err(failed("asking its name"))?;
+        // SAFETY: the device has just been found.
+        let memory = unsafe { result::device::total_mem(device) };
+        let memory = memory.map_err(failed("asking for its memory"))? as u64;
+        Ok(DeviceInfo { name, memory })
+    };
+    (0..count).map(info).collect()
+}
+
 impl Device {
     /// Opens a device with an arena of `bytes` zero bytes and `streams` streams. Algorithms of
     /// matrix products that have been timed are kept in the folder `stored`.
@@ -227,6 +251,15 @@ impl Device {
         mark.0.synchronize().map_err(failed("waiting for what was queued"))
     }
 
+    /// Waits for all queued work, and makes the arena zero as it was at the start.
+    pub fn reset(&mut self) -> Result<(), CudaError> {
+        self.synchronise()?;
+        self.bind()?;
+        self.pinned.even_out()?;
+        self.clear(0, Span { offset: 0, len: self.bytes })?;
+        self.synchronise()
+    }
+
     /// Number of streams.
     pub fn streams(&self) -> usize {
         self.queues.len()
@@ -288,12 +321,36 @@ impl Device {
         Ok(f64::from(elapsed) / 1e3)
     }
 
+    /// Returns true if a mark has been passed.
+    pub fn has_passed(&self, mark: &Mark) -> Result<bool, CudaError> {
+        mark.0.try_is_complete().map_err(failed("asking for a mark"))
+    }
+
     /// Waits for all queued work.
     pub fn synchronise(&self) -> Result<(), CudaError> {
         for queue in &self.queues {
             queue.stream.synchronize().map_err(failed("waiting for a stream"))?;
         }
         self.context.check_err().map_err(failed("what was queued"))
+    }
+
+    /// Returns true if all queued work is done.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        use cudarc::driver::sys::CUresult;
+        self.bind()?;
+        for queue in &self.queues {
+            // SAFETY: the stream lives.
+            match unsafe { cudarc::driver::sys::cuStreamQuery(queue.stream.cu_stream()) } {
+                CUresult::CUDA_SUCCESS => {}
+                CUresult::CUDA_ERROR_NOT_READY => return Ok(false),
+                other => return Err(failed("asking for a stream")(other)),
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
     }
 
     pub(super) fn stream(&self, stream: Stream) -> &Arc<CudaStream> {
@@ -474,7 +531,7 @@ impl Device {
         &mut self,
         stream: Stream,
         shape: AttentionShape,
-    ) -> Result<Option<u64>, CudaError> {
+    ) -> Result<Option<[u64; 2]>, CudaError> {
         if !shape.is_fused() {
             return Ok(None);
         }

@@ -96,6 +96,8 @@ pub enum Arg {
     Update(UpdateConstants),
     /// Shape of the attention kernels.
     Heads(HeadShape),
+    /// Step of ring attention.
+    Step(StepShape),
 }
 
 /// Constants of an update, as the kernels declare them.
@@ -143,6 +145,19 @@ pub struct HeadShape {
 
 // SAFETY: plain numbers in C's layout, as the kernels declare them.
 unsafe impl cudarc::driver::DeviceRepr for HeadShape {}
+
+/// Queries and keys of a step of ring attention.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepShape {
+    /// First query of a sequence.
+    pub first: u32,
+    /// Number of keys.
+    pub keys: u32,
+}
+
+// SAFETY: plain numbers in C's layout, as the kernels declare them.
+unsafe impl cudarc::driver::DeviceRepr for StepShape {}
 
 /// Parameters of the routing kernels, as in [`crate::experts::route::Routing`].
 #[repr(C)]
@@ -279,6 +294,7 @@ impl Kernels {
                 Arg::Routing(routing) => builder.arg(routing),
                 Arg::Update(update) => builder.arg(update),
                 Arg::Heads(heads) => builder.arg(heads),
+                Arg::Step(step) => builder.arg(step),
             };
         }
         let config = LaunchConfig {

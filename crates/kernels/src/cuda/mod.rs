@@ -14,6 +14,7 @@ mod attention;
 mod cudnn;
 mod device;
 mod element_type;
+mod handle;
 mod jit;
 mod ops;
 mod pinned;
@@ -21,13 +22,14 @@ mod product;
 
 pub use attention::{Attention, AttentionShape, BackwardAt, ForwardAt};
 pub use cudnn::Cudnn;
-pub use device::{CudaError, Device, Mark, Stream, Table};
+pub use device::{CudaError, Device, DeviceInfo, Mark, Stream, Table, devices};
 pub use element_type::ElementType;
-pub use jit::{Arg, Grid, HeadShape, Kernels, Routing, Source, UpdateConstants};
+pub use handle::{Binding, DeviceBytes, StreamHandle};
+pub use jit::{Arg, Grid, HeadShape, Kernels, Routing, Source, StepShape, UpdateConstants};
 pub use ops::{
     AttentionAt, AttentionGradientAt, DispatchAt, DispatchShape, Function, HeadNormGradientAt,
-    InputGradientAt, LatentAt, LinearAt, LossAt, NormAt, NormGradientAt, RotationAt, Squares,
-    TensorBlocks, Update, UpdateAt,
+    InputGradientAt, LatentAt, LinearAt, LossAt, NormAt, NormGradientAt, Places, RingStepAt,
+    RingStepGradientAt, RotationAt, ShardLossAt, Squares, TensorBlocks, Update, UpdateAt, Words,
 };
 pub use pinned::Readback;
 pub use product::{Epilogue, Operands, Pass, Product, Products};

@@ -51,6 +51,12 @@ impl Pinned {
         bytes <= LARGEST
     }
 
+    /// Gives every buffer of the ring the size of the largest: an allocation waits for the device.
+    pub(super) fn even_out(&mut self) -> Result<(), CudaError> {
+        let most = self.slots.iter().map(|slot| slot.bytes).max().unwrap_or(0);
+        self.slots.iter_mut().try_for_each(|slot| slot.grow(most))
+    }
+
     /// Copies bytes to a buffer, and queues a copy of it to an address with room for them.
     pub(super) fn upload(
         &mut self,

@@ -4,6 +4,7 @@ use super::{Problems, read_text, real, size, whole, word};
 use clap::Args;
 use paceline_comm::{Secret, TransportKind};
 use paceline_exec::Device;
+use paceline_plan::collective::Library;
 use paceline_plan::units::Bytes;
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,9 +26,19 @@ pub(crate) struct LaunchFlags {
     /// size and the address of rank 0 are read from the environment) [default: local]
     #[arg(long, value_name = "HOW")]
     pub launch: Option<String>,
-    /// Compute device: cpu, or cuda or cuda:N in a build with the feature cuda [default: cpu]
+    /// Compute device: cpu, or cuda in a build with the feature cuda; rank k of a host takes its GPU k,
+    /// or N + k with cuda:N [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
+    /// Library for the exchanges of GPUs: nccl, or none (all by the plan's steps, through the
+    /// hosts' memory) [default: none]
+    ///
+    /// Collectives in canonical order are always the plan's own steps.
+    #[arg(long, value_name = "LIBRARY")]
+    pub library: Option<String>,
+    /// Several ranks on one GPU, to try layouts on a small machine; their times mean nothing
+    #[arg(long)]
+    pub share_device: bool,
     /// Address that ranks listen on; 0.0.0.0 is any [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<String>,
@@ -64,8 +75,14 @@ pub(crate) struct Launch {
     pub transport: TransportKind,
     /// Launcher of the ranks.
     pub by: LaunchMode,
-    /// Compute device.
+    /// Compute device; that of a host's first rank, if it is a GPU.
     pub device: Device,
+    /// Library that carries out exchanges.
+    pub library: Option<Library>,
+    /// True for several ranks on one GPU.
+    pub share_device: bool,
+    /// Environment of the ranks, for the library.
+    pub variables: Vec<(&'static str, String)>,
     /// Address that ranks listen on.
     pub bind: IpAddr,
     /// The job's secret, if the user gave one.
@@ -118,6 +135,9 @@ impl Default for Launch {
             transport: TransportKind::Auto,
             by: LaunchMode::Local,
             device: Device::Cpu,
+            library: None,
+            share_device: false,
+            variables: Vec::new(),
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             secret: None,
             heartbeat_timeout: Duration::from_secs(10),
@@ -151,11 +171,15 @@ impl LaunchFlags {
         );
         let transport = transport.unwrap_or(default.transport);
         let by = by.unwrap_or(default.by);
+        let device = self.device(problems).unwrap_or(default.device);
         Launch {
             transport,
             by,
             recovery: self.recovery(transport, by, problems),
-            device: self.device(problems).unwrap_or(default.device),
+            device,
+            library: self.library(device, problems),
+            share_device: self.share_device(device, problems),
+            variables: Vec::new(),
             bind: bind.unwrap_or(default.bind),
             secret: self.secret(problems),
             heartbeat_timeout: silence.map_or(default.heartbeat_timeout, Duration::from_secs_f64),
@@ -202,6 +226,34 @@ impl LaunchFlags {
             problems.add("--device", format!("'{text}' is none of cpu, cuda and cuda:N"));
         }
         found
+    }
+
+    fn library(&self, device: Device, problems: &mut Problems) -> Option<Library> {
+        let on_gpu = device != Device::Cpu;
+        let text = self.library.as_deref()?;
+        match (text, text.parse()) {
+            ("none", _) => None,
+            (_, Ok(Library::Nccl)) if on_gpu => Some(Library::Nccl),
+            (_, Ok(Library::Nccl)) => {
+                problems.add("--library", "nccl works on GPUs; use --device cuda, or none");
+                None
+            }
+            (_, Ok(Library::Mpi)) => {
+                problems.add("--library", "'mpi' is not available yet; none is, and nccl on GPUs");
+                None
+            }
+            (_, Err(_)) => {
+                problems.add("--library", format!("'{text}' is neither none nor nccl"));
+                None
+            }
+        }
+    }
+
+    fn share_device(&self, device: Device, problems: &mut Problems) -> bool {
+        if self.share_device && device == Device::Cpu {
+            problems.add("--share-device", "is about ranks on GPUs; use --device cuda with it");
+        }
+        self.share_device
     }
 
     fn secret(&self, problems: &mut Problems) -> Option<Secret> {

@@ -140,9 +140,14 @@ impl Ranks {
             .env(RENDEZVOUS, rendezvous.to_string())
             .env(RUN, attempt.directory)
             .env(SECRET, secret.as_text())
+            .envs(attempt.launch.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             // A terminal sends Ctrl-C to the whole process group; here the launcher forwards it.
             .process_group(0);
+        if attempt.launch.share_device {
+            // NCCL refuses two ranks of one host on one GPU, so each takes itself for a host.
+            command.env("NCCL_HOSTID", format!("rank{rank}"));
+        }
         if let Some(resume) = &carried.resume {
             command.env(RESUME, resume);
         }

@@ -23,6 +23,8 @@ pub(crate) struct RankIdentity {
     pub rank: u32,
     /// Number of ranks.
     pub world: u32,
+    /// Its index among the ranks of its host.
+    pub local_rank: u32,
     /// Address of the rendezvous server.
     pub rendezvous: SocketAddr,
     /// The secret shared by all ranks.
@@ -53,6 +55,7 @@ fn from_launcher(variables: &BTreeMap<String, String>) -> Result<Option<RankIden
     let read = || {
         Some(RankIdentity {
             rank: rank.parse().ok()?,
+            local_rank: rank.parse().ok()?,
             world: variables.get(WORLD)?.parse().ok()?,
             rendezvous: variables.get(RENDEZVOUS)?.parse().ok()?,
             secret: Secret::from_text(variables.get(SECRET)?).ok()?,
@@ -105,7 +108,11 @@ fn from_environment(
             "{by} started the ranks, which need a shared secret: --secret-file FILE, or {SECRET} in their environment"
         ))
     })?;
-    Ok(RankIdentity { rank: found.rank, world: found.world, rendezvous, secret, launched: None })
+    let (rank, world) = (found.rank, found.world);
+    // Launchers that do not say fill one host after the other.
+    let index = found.local_world.map_or(rank, |local| rank % local.max(1));
+    let local_rank = found.local_rank.unwrap_or(index);
+    Ok(RankIdentity { rank, world, local_rank, rendezvous, secret, launched: None })
 }
 
 #[cfg(test)]

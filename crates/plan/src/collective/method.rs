@@ -104,6 +104,8 @@ impl Ask {
 impl Fabric {
     /// Decides the method of every call of a plan.
     pub fn decide(&self, plan: &mut Plan) {
+        // MPI's messages are a transport; NCCL's run on streams like its collectives.
+        plan.messages = self.library.filter(|library| *library == Library::Nccl);
         let Plan { programs, groups, mesh, strategy, .. } = plan;
         // Most calls of a plan are alike, and timing many algorithms takes long.
         let mut known: Vec<(GroupKind, Ask, Method)> = Vec::new();
@@ -203,6 +205,16 @@ impl fmt::Display for Library {
     }
 }
 
+impl FromStr for Library {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let found = Self::ALL.into_iter().find(|library| library.name() == text);
+        let needs = "a library: nccl or mpi";
+        found.ok_or_else(|| NameError::Parameter { text: text.to_owned(), needs })
+    }
+}
+
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -223,12 +235,12 @@ impl FromStr for Method {
             Some((name, forced)) => (name, Some(forced)),
             None => (text, None),
         };
-        match Library::ALL.into_iter().find(|library| library.name() == name) {
-            Some(library) => {
+        match name.parse() {
+            Ok(library) => {
                 let forced = forced.map(str::parse).transpose()?;
                 Ok(Self::Library { library, forced })
             }
-            None => text.parse().map(Self::Steps),
+            Err(_) => text.parse().map(Self::Steps),
         }
     }
 }

@@ -93,6 +93,7 @@ pub fn lower_on(model: &Model, strategy: &Strategy, fabric: &Fabric) -> Result<P
         layers: context.graph.layers.iter().map(|l| l.name.clone()).collect(),
         parameters: model.parameters(),
         norm_entries: bucket::norm_entries(&context.graph),
+        messages: None,
     };
     fabric.decide(&mut plan);
     Ok(plan)

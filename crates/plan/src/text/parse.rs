@@ -120,6 +120,8 @@ impl<'t> Reader<'t> {
         let model = line.string("the model's name")?;
         line.end()?;
         let (parameters, norm_entries) = (self.field("parameters")?, self.field("norm_entries")?);
+        let by_library = self.peeked.is_some_and(|line| line.peek() == "messages");
+        let messages = by_library.then(|| self.field("messages")).transpose()?;
         let mut plan = Plan {
             model,
             strategy: self.strategy()?,
@@ -130,6 +132,7 @@ impl<'t> Reader<'t> {
             layers: Vec::new(),
             parameters,
             norm_entries,
+            messages,
         };
         self.heading("[groups]")?;
         while let Some(mut line) = self.numbered("g", plan.groups.len(), "group")? {

@@ -37,6 +37,9 @@ impl<'p> Printer<'p> {
         put!(self, "{HEADER}\nmodel ");
         quote(&plan.model, &mut self.out);
         put!(self, "\nparameters {}\nnorm_entries {}\n", plan.parameters, plan.norm_entries);
+        if let Some(library) = plan.messages {
+            put!(self, "messages {}\n", library.name());
+        }
         self.strategy(&plan.strategy);
         let m = plan.mesh;
         put!(self, "\n[mesh]\npp {} dp {} cp {} tp {} ", m.pp, m.dp, m.cp, m.tp);

@@ -50,6 +50,7 @@ pub(crate) fn plan() -> Plan {
         layers: vec!["linear".into()],
         parameters: WIDTH * WIDTH,
         norm_entries: 1,
+        messages: None,
     }
 }
 

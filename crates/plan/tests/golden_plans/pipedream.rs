@@ -37,6 +37,7 @@ pub(crate) fn plan() -> Plan {
         layers: vec!["linear.0".into(), "linear.1".into()],
         parameters: 2 * WIDTH * WIDTH,
         norm_entries: 2,
+        messages: None,
     }
 }
 

@@ -26,6 +26,7 @@ pub(crate) fn plan() -> Plan {
         layers: vec!["attention".into()],
         parameters: 0,
         norm_entries: 0,
+        messages: None,
     }
 }
 

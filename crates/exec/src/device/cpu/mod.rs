@@ -13,6 +13,7 @@ use crate::device::uses::Uses;
 use crate::device::{Device, OpShape, Operator, Pass, Setup, Step, Stream};
 use crate::error::{ExecError, Fault};
 use crate::memory::Memory;
+use crate::progress::exchange::NativeExchange;
 use crate::rank_coords::RankCoords;
 use crate::run::check;
 use crate::types::{Float, Types};
@@ -22,11 +23,13 @@ use fuse::Step as FusedStep;
 pub(crate) use operands::Operands;
 use ops::clicks::TablesHeld;
 use ops::experts::Routed;
+use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError, Span};
 use paceline_kernels::loss::Columns;
 use paceline_kernels::pool::{Choice, Pool};
-use paceline_kernels::{Bf16, F16, Rows, reduce, ring_attention};
+use paceline_kernels::{Bf16, F16, Rows, reduce};
 use paceline_plan::DType;
+use paceline_plan::collective::Library;
 use paceline_plan::graph::{OpKind, OpPass};
 use paceline_plan::program::{AccumulateMode, LocalOp, Plan, Segment, StepPhase, Template};
 use paceline_plan::units::Seconds;
@@ -75,8 +78,10 @@ impl Device for Cpu {
     type Kernels = Kernels;
 
     type Event = ();
+    type Readback = ();
 
     const ISSUES: bool = false;
+    const LIBRARY: Option<Library> = None;
 
     /// In 16 bits a fused kernel rounds every intermediate result, as separate operators do.
     fn bind(plan: &Plan, types: Types) -> Result<Kernels, ExecError> {
@@ -99,8 +104,38 @@ impl Device for Cpu {
         Ok(Self::new(plan, kernels, types, place, vocab, pool))
     }
 
+    fn join(&mut self, _: &Setup<'_, Self>, _: &mut dyn Transport) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn waits_for_ranks(&self) -> bool {
+        false
+    }
+
+    fn reset(&mut self, _: &Memory<'_>) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn exchange(&mut self, _: Stream, _: &NativeExchange) -> Result<(), Fault> {
+        unreachable!("a plan whose exchanges a library performs is refused")
+    }
+
+    fn check_libraries(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _: &str) {}
+
     fn begin_pass(&mut self, pass: Pass) {
         self.pass = pass;
+    }
+
+    fn is_idle(&self) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
+    fn has_left(&self) -> Result<bool, Fault> {
+        Ok(true)
     }
 
     fn end_pass(&mut self) -> Result<(), Fault> {
@@ -121,6 +156,18 @@ impl Device for Cpu {
 
     fn download(&mut self, _: Stream, _: &Memory<'_>, _: Span) -> Result<(), Fault> {
         Ok(())
+    }
+
+    fn read_back(&mut self, _: Stream, _: Span) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn take_back(&mut self, _: &Memory<'_>, (): ()) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn is_done(&self, (): ()) -> Result<bool, Fault> {
+        Ok(true)
     }
 
     fn segment(
@@ -269,15 +316,6 @@ impl Cpu {
         let first = u64::from(self.place.tensor.index) * local;
         // Beyond the largest token there is only padding, to which no token refers.
         u32::try_from(first).unwrap_or(u32::MAX)
-    }
-
-    /// Origin of the keys and values that have arrived by a step of ring attention.
-    pub(in crate::device::cpu) fn other(&self, step: u32) -> ring_attention::Other {
-        // After `step` steps, those of the rank `step` places before this one.
-        match step <= self.place.context.index {
-            true => ring_attention::Other::Earlier,
-            false => ring_attention::Other::Later,
-        }
     }
 
     /// Vocabulary range of this rank's logit columns.

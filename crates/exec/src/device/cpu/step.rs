@@ -60,13 +60,7 @@ pub(crate) fn tensor_squares(
     let mut before = 0;
     for bucket in &program.buckets {
         for entry in &bucket.entries {
-            let whole = match entry.tp {
-                Placement::Replicate => true,
-                Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
-            };
-            // Every rank of the sum has different experts, or a different shard of them.
-            let first = place.tensor.index == 0 || entry.experts > 0;
-            if entry.counted && (!whole || first) {
+            if counts(entry, place) {
                 let first = before + entry.offset / BLOCK;
                 let count = entry.elements().div_ceil(BLOCK);
                 let of_tensor = &blocks[first as usize..(first + count) as usize];
@@ -75,6 +69,17 @@ pub(crate) fn tensor_squares(
         }
         before += bucket.elements / BLOCK;
     }
+}
+
+/// Returns true if a tensor's squares count on a rank.
+pub(crate) fn counts(entry: &Entry, place: RankCoords) -> bool {
+    let whole = match entry.tp {
+        Placement::Replicate => true,
+        Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
+    };
+    // Every rank of the sum has different experts, or a different shard of them.
+    let first = place.tensor.index == 0 || entry.experts > 0;
+    entry.counted && (!whole || first)
 }
 
 /// Norm from the tensors' sums of squares.

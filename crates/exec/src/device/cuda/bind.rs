@@ -28,7 +28,8 @@ pub(super) fn bind(plan: &Plan, types: Types) -> Result<Kernels, ExecError> {
             let (op, kernel) = match step {
                 Step::One(at) => {
                     let op = template.ops[at].clone();
-                    let kernel = one(OpShape { template, op: &op }, fusion.replaces(number));
+                    let replaced = fusion.replaces(number);
+                    let kernel = one(OpShape { template, op: &op }, replaced, fusion.shares_loss);
                     (op, kernel)
                 }
                 Step::Several(fused, op) => {
@@ -112,8 +113,9 @@ fn several(fused: Fused, shape: OpShape<'_>) -> Bound {
     }
 }
 
-/// Kernel of one operator. If `replaced`, the gradient of logits has been computed with their loss.
-fn one(shape: OpShape<'_>, replaced: bool) -> Bound {
+/// Kernel of one operator. If `replaced`, the gradient of logits has been computed with their loss; if
+/// `shared`, ranks share the vocabulary.
+fn one(shape: OpShape<'_>, replaced: bool, shared: bool) -> Bound {
     let (kind, pass) = (shape.op.kind, shape.op.pass);
     match kind {
         OpKind::Embedding => embedding::table(pass),
@@ -134,8 +136,11 @@ fn one(shape: OpShape<'_>, replaced: bool) -> Bound {
         OpKind::SwiGlu => activation::bind(Function::SwiGlu, pass),
         OpKind::GeGlu => activation::bind(Function::GeGlu, pass),
         OpKind::Add => activation::add(pass),
+        OpKind::RowMax if shared => loss::row_max(pass),
+        OpKind::SoftmaxStats if shared => loss::softmax_stats(pass),
+        OpKind::CrossEntropy { scale } if shared => loss::sharded(scale as f32, pass),
         OpKind::CrossEntropy { scale } => loss::gradient(scale as f32, replaced, pass),
-        OpKind::BlockSquares { parts: 1, .. } => sums::block_squares(pass),
+        OpKind::BlockSquares { parts, experts } => sums::block_squares(parts, experts, pass),
         OpKind::TensorSquares => sums::tensor_squares(pass),
         OpKind::Norm2 => sums::norm(pass),
         OpKind::Total => sums::total(pass),
@@ -150,9 +155,12 @@ fn one(shape: OpShape<'_>, replaced: bool) -> Bound {
         OpKind::HeadNorm { heads, eps } => heads::norm(heads, eps as f32, pass),
         OpKind::LatentHeads(latent) => heads::latent(latent, pass),
         OpKind::LatentValues(latent) => heads::values(latent, pass),
+        OpKind::KeysValues { .. } => attention::keys_values(pass),
+        OpKind::AttentionBlock { heads, queries, keys, step } if queries == keys => {
+            attention::block(heads, queries, step, pass)
+        }
         OpKind::RowMax
         | OpKind::SoftmaxStats
-        | OpKind::KeysValues { .. }
         | OpKind::AttentionBlock { .. }
         | OpKind::Conv { .. }
         | OpKind::BatchSums { .. }
@@ -163,7 +171,6 @@ fn one(shape: OpShape<'_>, replaced: bool) -> Bound {
         | OpKind::StepRows { .. }
         | OpKind::Interact { .. }
         | OpKind::BinaryCrossEntropy { .. }
-        | OpKind::BlockSquares { .. }
         | OpKind::Compress(_)
         | OpKind::Outer(_) => None,
     }

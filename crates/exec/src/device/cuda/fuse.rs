@@ -53,6 +53,8 @@ pub(super) struct Fusion<'p> {
     uses: Uses<'p>,
     /// Templates whose loss replaces the logits by their gradient, and those that find it there.
     replaced: BTreeSet<usize>,
+    /// True if the statistics of a loss are reduced over ranks, between its operators.
+    pub(super) shares_loss: bool,
 }
 
 /// Operators that could be fused.
@@ -69,7 +71,13 @@ struct Candidate {
 
 impl<'p> Fusion<'p> {
     pub(super) fn of(plan: &'p Plan) -> Self {
-        Self { uses: Uses::of(plan), replaced: replaced(plan) }
+        let max = |op: &LocalOp| op.kind == OpKind::RowMax;
+        let shares = |template: &Template| {
+            let at = template.ops.iter().position(max);
+            at.is_some_and(|at| OpSequence { template, replaced: false }.loss(at).is_none())
+        };
+        let shares_loss = plan.templates.iter().any(shares);
+        Self { uses: Uses::of(plan), replaced: replaced(plan), shares_loss }
     }
 
     /// Returns true if the gradient of a template's logits is computed with their loss.

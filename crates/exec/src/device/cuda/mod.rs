@@ -6,6 +6,7 @@
 
 mod bind;
 mod fuse;
+mod native;
 mod operands;
 mod ops;
 mod step;
@@ -13,14 +14,21 @@ mod step;
 use crate::device::{Device, Operator, Pass, Setup, Step, Stream};
 use crate::error::{ExecError, Fault};
 use crate::memory::Memory;
+use crate::progress::exchange::NativeExchange;
 use crate::rank_coords::RankCoords;
 use crate::run::options;
 use crate::types::{Float, Types};
+use native::Communicators;
 use operands::Operands;
+use paceline_comm::Transport;
+use paceline_comm::native::Communicator;
+use paceline_kernels::Rows;
 use paceline_kernels::arena::{Access, Span};
-use paceline_kernels::cuda::{Device as Gpu, ElementType, Mark, Readback, Squares, Table};
+use paceline_kernels::cuda::{Device as Gpu, ElementType, Mark, Places, Readback, Squares, Table};
+use paceline_kernels::loss::Columns;
 use paceline_plan::DType;
-use paceline_plan::program::{AccumulateMode, LocalOp, Plan, Segment, Template};
+use paceline_plan::collective::Library;
+use paceline_plan::program::{AccumulateMode, LocalOp, Pacing, Plan, Segment, Template};
 use paceline_plan::units::Seconds;
 use std::collections::{BTreeMap, VecDeque};
 use std::env;
@@ -40,14 +48,21 @@ pub(crate) struct Launch {
 /// A GPU that executes one rank.
 #[derive(Debug)]
 pub(crate) struct Cuda {
+    /// Before the GPU, whose memory they use.
+    communicators: Communicators,
     gpu: Gpu,
     kernels: Arc<Kernels>,
     element: ElementType,
     pass: Pass,
+    place: RankCoords,
     /// Size of the vocabulary.
     vocab: u32,
-    /// Tokens of a sequence.
+    /// Tokens of every sequence that the rank has.
     seq: usize,
+    /// Rows of a microbatch.
+    rows: usize,
+    /// Positions of a sequence's tokens, and the same on the device, if they are not the first ones in order.
+    positions: (Vec<u32>, Option<Table>),
     /// Longest gradient, if it is clipped.
     clip: Option<f32>,
     /// Blocks of the program's tensors.
@@ -90,16 +105,18 @@ impl Device for Cuda {
     type Operands<'a> = Operands<'a>;
     type Kernels = Kernels;
     type Event = Event;
+    type Readback = (Span, Readback);
 
     const ISSUES: bool = true;
+    const LIBRARY: Option<Library> = Some(Library::Nccl);
 
     fn bind(plan: &Plan, types: Types) -> Result<Kernels, ExecError> {
         let refuse = |what: String| {
             let (what, works) = (format!("{what} on a GPU"), WORKS);
             Err(ExecError::Unsupported { what, works })
         };
-        if plan.mesh.world() > 1 {
-            return refuse("a plan of several ranks".into());
+        if plan.facts().pacing != Pacing::Lockstep {
+            return refuse(format!("--sync {}", plan.strategy.sync));
         }
         if plan.strategy.optimizer.needs_tensor_norms() {
             return refuse("an optimizer with tensor norms, such as lamb or lars,".into());
@@ -121,17 +138,28 @@ impl Device for Cuda {
         let program = plan.program(place.rank);
         let stored = cache();
         let mut gpu = Gpu::open(ordinal, program.lanes.len(), memory.bytes(), stored.as_deref())?;
-        let squares = step::squares(&mut gpu, program)?;
-        let decays = { program.buckets.iter() }.map(|bucket| step::decays(&mut gpu, bucket));
+        let squares = step::squares(&mut gpu, program, place)?;
+        let decays = program.buckets.iter().map(|bucket| {
+            let owned = place.owned(bucket);
+            step::decays(&mut gpu, bucket, owned)
+        });
         let decays = decays.collect::<Result<_, _>>()?;
+        let positions = place.runs(plan.strategy.seq).into_iter().flatten();
+        let positions: Vec<u32> = positions.map(|position| position as u32).collect();
+        let in_order = (0..).zip(&positions).all(|(at, &position)| at == position);
+        let table = (!in_order).then(|| gpu.table(bytemuck::cast_slice(&positions))).transpose()?;
         let zero = gpu.mark(0)?;
         let mut cuda = Self {
+            communicators: Communicators::new(),
             gpu,
             kernels: Arc::clone(kernels),
             element: element(types.activation),
             pass: Pass { rate: 0.0, loss_scale: 1.0, watching: false },
+            place,
             vocab,
-            seq: tokens_of_sequence(plan, place),
+            seq: positions.len(),
+            rows: positions.len() * plan.strategy.micro_batch as usize,
+            positions: (positions, table),
             clip: options.clip.map(|clip| clip as f32),
             squares,
             decays,
@@ -152,6 +180,40 @@ impl Device for Cuda {
         Ok(cuda)
     }
 
+    fn join(
+        &mut self,
+        setup: &Setup<'_, Self>,
+        transport: &mut dyn Transport,
+    ) -> Result<(), Fault> {
+        self.communicators = native::join(self, setup, transport)?;
+        Ok(())
+    }
+
+    fn waits_for_ranks(&self) -> bool {
+        !self.communicators.is_empty()
+    }
+
+    fn reset(&mut self, memory: &Memory<'_>) -> Result<(), Fault> {
+        self.gpu.reset()?;
+        (self.summed, self.marked) = (None, 0);
+        self.counted.clear();
+        memory.kept().into_iter().try_for_each(|span| self.upload(0, memory, span))?;
+        Ok(self.gpu.synchronise()?)
+    }
+
+    fn exchange(&mut self, on: Stream, native: &NativeExchange) -> Result<(), Fault> {
+        self.queue(on, native)
+    }
+
+    fn check_libraries(&mut self) -> Result<(), Fault> {
+        let mut all = self.communicators.values_mut();
+        Ok(all.try_for_each(|communicator| communicator.test(&mut ()).map(|_| ()))?)
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.communicators.values_mut().for_each(|communicator| communicator.abort(reason));
+    }
+
     fn begin_pass(&mut self, pass: Pass) {
         self.pass = pass;
     }
@@ -167,8 +229,8 @@ impl Device for Cuda {
             let end = self.record(on)?;
             self.wait(0, end)?;
         }
-        let read = |&span: &Span| Ok((span, self.gpu.read_back(0, span)?));
-        let outputs = outputs.iter().map(read).collect::<Result<_, Fault>>()?;
+        let outputs = outputs.iter().map(|&span| self.read_back(0, span));
+        let outputs = outputs.collect::<Result<_, Fault>>()?;
         let end = self.record(0)?;
         (1..self.gpu.streams()).try_for_each(|on| self.wait(on, end))?;
         self.left.push_back(Left { end, outputs });
@@ -176,14 +238,18 @@ impl Device for Cuda {
         Ok(())
     }
 
+    fn is_idle(&self) -> Result<bool, Fault> {
+        Ok(self.gpu.is_idle()?)
+    }
+
+    fn has_left(&self) -> Result<bool, Fault> {
+        self.left.front().map_or(Ok(true), |left| self.is_done(left.end))
+    }
+
     fn finish_pass(&mut self, memory: &Memory<'_>) -> Result<(), Fault> {
         let Some(Left { end, outputs }) = self.left.pop_front() else { return Ok(()) };
         self.gpu.wait_for(&self.marks[end.bank][end.number])?;
-        for (span, read) in outputs {
-            let views = memory.views(&[(span, Access::Write)])?;
-            self.gpu.take_back(read, views.take_bytes(0))?;
-        }
-        Ok(())
+        outputs.into_iter().try_for_each(|read| self.take_back(memory, read))
     }
 
     fn upload(&mut self, on: Stream, memory: &Memory<'_>, span: Span) -> Result<(), Fault> {
@@ -195,6 +261,23 @@ impl Device for Cuda {
     fn download(&mut self, on: Stream, memory: &Memory<'_>, span: Span) -> Result<(), Fault> {
         let views = memory.views(&[(span, Access::Write)])?;
         Ok(self.gpu.download(on, span, views.take_bytes(0))?)
+    }
+
+    fn read_back(&mut self, on: Stream, span: Span) -> Result<(Span, Readback), Fault> {
+        Ok((span, self.gpu.read_back(on, span)?))
+    }
+
+    fn take_back(
+        &mut self,
+        memory: &Memory<'_>,
+        (span, read): (Span, Readback),
+    ) -> Result<(), Fault> {
+        let views = memory.views(&[(span, Access::Write)])?;
+        Ok(self.gpu.take_back(read, views.take_bytes(0))?)
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool, Fault> {
+        Ok(self.gpu.has_passed(&self.marks[event.bank][event.number])?)
     }
 
     fn segment(
@@ -237,7 +320,7 @@ impl Device for Cuda {
     }
 
     fn pull(&mut self, _: &Memory<'_>, _: Span, _: Span) -> Result<(), Fault> {
-        unreachable!("one rank shares no weights")
+        unreachable!("weights that ranks share are refused")
     }
 
     fn record(&mut self, on: Stream) -> Result<Event, Fault> {
@@ -265,15 +348,39 @@ impl Device for Cuda {
 }
 
 impl Cuda {
-    /// Forgets column sums of rows that are about to be written.
+    /// First logical row that this rank holds, with `local` of them on every rank.
+    fn first(&self, local: u64) -> u32 {
+        let first = u64::from(self.place.tensor.index) * local;
+        // Beyond the largest token there is only padding, to which no token refers.
+        u32::try_from(first).unwrap_or(u32::MAX)
+    }
+
+    /// Vocabulary range of this rank's logit columns.
+    fn columns(&self, logits: Rows) -> Columns {
+        let first = self.first(logits.width as u64);
+        let valid = logits.width.min(self.vocab.saturating_sub(first) as usize);
+        Columns { first, valid }
+    }
+
+    /// Positions of this rank's rows: of whole sequences, or of its shard of a stream split along
+    /// tokens.
+    fn places(&self, rows: usize) -> Places {
+        let offset = if rows < self.rows { self.place.tensor.index as usize * rows } else { 0 };
+        let seq = self.seq.max(1);
+        Places { table: self.positions.1, seq, offset: offset % seq }
+    }
+
+    /// Forgets what is known of memory that is about to be written: sums of columns, counts.
     fn write(&mut self, span: Span) {
         let meets =
             |of: &Span| span.offset < of.offset + of.len && of.offset < span.offset + span.len;
         self.summed = self.summed.filter(|(_, of)| !meets(of));
+        let counts = |&offset: &u64| Span { offset, len: 4 };
+        self.counted.retain(|offset, _| !meets(&counts(offset)));
     }
 }
 
-const WORKS: &str = "one rank of a language model or an mlp runs there, anything on --device cpu";
+const WORKS: &str = "language models and an mlp run there, anything on --device cpu";
 
 /// Folder in which the choice of algorithms is kept from run to run.
 fn cache() -> Option<PathBuf> {
@@ -288,10 +395,4 @@ const fn element(float: Float) -> ElementType {
         Float::Bf16 => ElementType::Bf16,
         Float::F16 => ElementType::F16,
     }
-}
-
-/// Tokens of each sequence that a rank has.
-fn tokens_of_sequence(plan: &Plan, place: RankCoords) -> usize {
-    let runs = place.runs(plan.strategy.seq);
-    runs.iter().map(|run| run.end.saturating_sub(run.start)).sum::<u64>() as usize
 }

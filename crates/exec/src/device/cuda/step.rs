@@ -1,10 +1,11 @@
 //! Gradient norm and optimizer step.
 
 use super::{Cuda, element};
-use crate::device::cpu::step::Rule;
+use crate::device::cpu::step::{Held, Rule, counts};
 use crate::device::{Step, Stream};
 use crate::error::Fault;
 use crate::memory::Memory;
+use crate::rank_coords::RankCoords;
 use crate::types::Float;
 use paceline_kernels::arena::Span;
 use paceline_kernels::cuda::{
@@ -12,14 +13,19 @@ use paceline_kernels::cuda::{
 };
 use paceline_plan::graph::BLOCK;
 use paceline_plan::program::{Bucket, Program, StepPhase, View};
+use std::ops::Range;
 
-/// Table of the blocks of a program's tensors, which a single rank holds whole. The second use of a
-/// tied table does not count.
-pub(super) fn squares(gpu: &mut Gpu, program: &Program) -> Result<Squares, CudaError> {
+/// Table of the blocks of the tensors that count on a rank: replicated ones on the first of those that
+/// share a tensor out. The second use of a tied table does not count.
+pub(super) fn squares(
+    gpu: &mut Gpu,
+    program: &Program,
+    place: RankCoords,
+) -> Result<Squares, CudaError> {
     let mut tensors = Vec::new();
     let mut before = 0;
     for bucket in &program.buckets {
-        for entry in bucket.entries.iter().filter(|entry| entry.counted) {
+        for entry in bucket.entries.iter().filter(|entry| counts(entry, place)) {
             let first = (before + entry.offset / BLOCK) as u32;
             let blocks = entry.elements().div_ceil(BLOCK) as u32;
             tensors.push(TensorBlocks { first, blocks, slot: entry.norm_entry });
@@ -29,19 +35,23 @@ pub(super) fn squares(gpu: &mut Gpu, program: &Program) -> Result<Squares, CudaE
     gpu.squares(&tensors)
 }
 
-/// Flags of the blocks of a bucket whose weights decay.
-pub(super) fn decays(gpu: &mut Gpu, bucket: &Bucket) -> Result<Table, CudaError> {
+/// Flags of the blocks of a bucket that a rank updates: whether their weights decay.
+pub(super) fn decays(
+    gpu: &mut Gpu,
+    bucket: &Bucket,
+    owned: Range<u64>,
+) -> Result<Table, CudaError> {
     let mut flags = vec![0u8; bucket.elements.div_ceil(BLOCK) as usize];
     for entry in bucket.entries.iter().filter(|entry| entry.decay) {
         let first = entry.offset / BLOCK;
         let last = first + entry.elements().div_ceil(BLOCK);
         flags[first as usize..last as usize].fill(1);
     }
-    gpu.table(&flags)
+    gpu.table(&flags[(owned.start / BLOCK) as usize..owned.end.div_ceil(BLOCK) as usize])
 }
 
 impl Cuda {
-    /// Updates the weights of a bucket, all of which a single rank owns.
+    /// Updates the weights of a bucket that this rank owns.
     pub(super) fn update(
         &mut self,
         on: Stream,
@@ -62,7 +72,9 @@ impl Cuda {
         let Some(&decays) = number.and_then(|number| self.decays.get(number)) else {
             return Ok(());
         };
-        let span = |view: View| memory.span(view, running);
+        let owned = self.place.owned(bucket);
+        let held = Held { memory, running, owned: &owned, elements: owned.clone() };
+        let span = |view: View| held.span(view);
         let moments: Vec<Span> = bucket.moments.iter().map(|&view| span(view)).collect();
         let at = UpdateAt {
             master: span(bucket.master.unwrap_or(bucket.params)),

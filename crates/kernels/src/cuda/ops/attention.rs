@@ -31,16 +31,16 @@ pub struct AttentionGradientAt {
 /// Widest head of the own kernels.
 const WIDEST: u64 = 256;
 /// Rows of a block of the own kernels.
-const WARPS: u32 = 8;
+pub(super) const WARPS: u32 = 8;
 
 /// Elements of packed rows, output rows and statistics.
-const fn sizes(shape: &AttentionShape) -> [u64; 3] {
+pub(super) const fn sizes(shape: &AttentionShape) -> [u64; 3] {
     let AttentionShape { batch, seq, heads, kv_heads, head_dim, .. } = *shape;
     let rows = batch * seq;
     [rows * (heads + 2 * kv_heads) * head_dim, rows * heads * head_dim, rows * heads]
 }
 
-fn heads(shape: &AttentionShape) -> HeadShape {
+pub(super) fn heads(shape: &AttentionShape) -> HeadShape {
     let [seq, heads, kv_heads, dim] =
         [shape.seq, shape.heads, shape.kv_heads, shape.head_dim].map(|n| n as u32);
     HeadShape { seq, heads, kv_heads, dim, scale: (shape.head_dim as f32).sqrt().recip() }
@@ -49,6 +49,18 @@ fn heads(shape: &AttentionShape) -> HeadShape {
 fn grid(shape: &AttentionShape, heads: u64) -> Grid {
     let blocks = ((shape.seq as u32).div_ceil(WARPS), (shape.batch * heads) as u32);
     Grid { blocks, threads: 32 * WARPS, shared: 0 }
+}
+
+/// Blocks of 128 keys of all heads that occupy a GPU well: more need more workspace, not less time.
+const ENOUGH: u64 = 1024;
+
+/// Sequences of a shape that the backward pass computes at once: its workspace has a gradient of the
+/// queries for every block of keys.
+fn part_of(shape: &AttentionShape) -> AttentionShape {
+    let blocks = shape.heads * shape.seq.div_ceil(128).max(1);
+    let enough = |batch: &u64| shape.batch.is_multiple_of(*batch) && batch * blocks >= ENOUGH;
+    let batch = (1..shape.batch).find(enough).unwrap_or(shape.batch);
+    AttentionShape { batch, ..*shape }
 }
 
 impl Device {
@@ -68,7 +80,7 @@ impl Device {
         let qkv = self.of("qkv", on.qkv, of_qkv, shape.element)?;
         let output = self.of("the output", on.output, of_output, shape.element)?;
         let stats = self.of("the statistics", on.lse, of_lse, ElementType::F32)?;
-        if let Some(workspace) = self.attention_workspace(stream, *shape)? {
+        if let Some([workspace, _]) = self.attention_workspace(stream, *shape)? {
             let [workspace] = self.scratch(stream, [workspace])?;
             let at = ForwardAt { qkv, output, stats, workspace };
             let Some((cudnn, attention)) = self.attention(stream, shape) else { return Ok(()) };
@@ -95,13 +107,27 @@ impl Device {
         let stats = self.of("the statistics", lse, of_lse, ElementType::F32)?;
         let output_gradient = self.of("its gradient", on.doutput, of_output, shape.element)?;
         let qkv_gradient = self.of("qkv's gradient", on.dqkv, of_qkv, shape.element)?;
-        if let Some(workspace) = self.attention_workspace(stream, *shape)? {
+        let part = part_of(shape);
+        if let Some([_, workspace]) = self.attention_workspace(stream, part)? {
             let [workspace] = self.scratch(stream, [workspace])?;
-            let forward = ForwardAt { qkv, output, stats, workspace };
-            let at = BackwardAt { forward, output_gradient, qkv_gradient };
-            let Some((cudnn, attention)) = self.attention(stream, shape) else { return Ok(()) };
-            // SAFETY: the addresses are those of spans of the shape's lengths and of scratch.
-            return unsafe { attention.backward(cudnn, &at) };
+            let Some((cudnn, attention)) = self.attention(stream, &part) else { return Ok(()) };
+            let sizes = sizes(&part);
+            for number in 0..shape.batch / part.batch {
+                let [of_qkv, of_output] = [0, 1].map(|i| number * sizes[i] * shape.element.bytes());
+                let forward = ForwardAt {
+                    qkv: qkv + of_qkv,
+                    output: output + of_output,
+                    stats: stats + number * sizes[2] * 4,
+                    workspace,
+                };
+                let (output_gradient, qkv_gradient) =
+                    (output_gradient + of_output, qkv_gradient + of_qkv);
+                let at = BackwardAt { forward, output_gradient, qkv_gradient };
+                // SAFETY: the addresses are those of the part's rows in spans of the shape's
+                // lengths, and of scratch.
+                unsafe { attention.backward(cudnn, &at) }?;
+            }
+            return Ok(());
         }
         let [sums] = self.scratch(stream, [of_lse * 4])?;
         let shape_of = Arg::Heads(heads(shape));

@@ -1,11 +1,31 @@
 //! Tables of tokens and positions.
 
-use super::super::device::{CudaError, Device, Stream};
+use super::super::device::{CudaError, Device, Stream, Table};
 use super::super::element_type::ElementType;
 use super::super::jit::{Arg, Grid, Source};
 use super::{elements, fresh, word};
 use crate::arena::Span;
 use crate::{Rows, Write};
+
+/// Positions of a rank's rows: `seq` tokens of every sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// Positions of the tokens of a sequence, if they are not its first ones in order.
+    pub table: Option<Table>,
+    /// Tokens of a sequence that the rank has.
+    pub seq: usize,
+    /// Tokens of its sequence before the first row.
+    pub offset: usize,
+}
+
+/// Table of words or a shard of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Words {
+    /// Rows of the table.
+    pub table: Span,
+    /// Word of the first row.
+    pub first: u32,
+}
 
 /// Rows of one word that a block sums.
 const SEGMENT: usize = 64;
@@ -22,18 +42,20 @@ struct Segments {
 }
 
 impl Segments {
-    /// Sorts the rows of ids below `words` by id, keeping their order, and cuts runs of one id.
-    fn of(ids: &[u32], words: u32) -> Self {
+    /// Sorts the rows of the ids of a table by id, keeping their order, and cuts runs of one id. Its
+    /// `words` ids begin with `first`.
+    fn of(ids: &[u32], first: u32, words: u32) -> Self {
         let mut firsts = vec![0u32; words as usize + 1];
-        let known = || ids.iter().enumerate().filter(|(_, id)| **id < words);
-        known().for_each(|(_, &id)| firsts[id as usize + 1] += 1);
+        let local = ids.iter().map(|id| id.wrapping_sub(first)).enumerate();
+        let known = || local.clone().filter(|(_, id)| *id < words);
+        known().for_each(|(_, id)| firsts[id as usize + 1] += 1);
         for i in 1..firsts.len() {
             firsts[i] += firsts[i - 1];
         }
         let count = firsts.last().copied().unwrap_or(0);
         let mut order = vec![0u32; count as usize];
         let mut next = firsts.clone();
-        for (row, &id) in known() {
+        for (row, id) in known() {
             let at = &mut next[id as usize];
             order[*at as usize] = row as u32;
             *at += 1;
@@ -70,24 +92,22 @@ impl Segments {
 }
 
 impl Device {
-    /// Rows of a table, plus those of positions if given: the table, its size, and their number in
-    /// a sequence.
+    /// Rows of a table, plus those of a table of positions if given.
     pub fn embedding(
         &self,
         stream: Stream,
         element: ElementType,
         shape: Rows,
-        (ids, table, y): (Span, Span, Span),
-        positions: Option<(Span, usize)>,
+        (ids, Words { table, first }, y): (Span, Words, Span),
+        positions: Option<(Span, Places)>,
     ) -> Result<(), CudaError> {
         let (n, width) = (elements(shape), shape.width as u64);
         let row = width.max(1) * element.bytes();
         let words = table.len / row;
-        let (positions, seq) = match positions {
-            Some((span, seq)) => {
-                (self.of("the positions", span, seq as u64 * width, element)?, seq)
-            }
-            None => (0, 1),
+        let none = Places { table: None, seq: 1, offset: 0 };
+        let (positions, places) = match positions {
+            Some((span, places)) => (self.positions((span, width, element), &places)?, places),
+            None => (0, none),
         };
         let args = [
             Arg::At(self.of("the ids", ids, shape.rows as u64, ElementType::F32)?),
@@ -97,12 +117,33 @@ impl Device {
             Arg::Word(word(shape.rows)),
             Arg::Word(word(shape.width)),
             Arg::Word(word(words as usize)),
-            Arg::Word(word(seq)),
+            Arg::Word(first),
         ];
+        let args = [&args[..], &self.places(&places)].concat();
         let kernel = (Source::Elementwise, element, "embedding_forward");
         // SAFETY: the addresses are those of spans of the shape's lengths; ids beyond the table are
         // not looked up.
         unsafe { self.launch(stream, kernel, Grid::over(n), &args) }
+    }
+
+    /// Address of a table of positions, which must have a row for every place.
+    fn positions(
+        &self,
+        (span, width, element): (Span, u64, ElementType),
+        places: &Places,
+    ) -> Result<u64, CudaError> {
+        let row = width.max(1) * element.bytes();
+        let rows = match places.table {
+            // The places were checked when the table was made.
+            Some(_) => span.len / row,
+            None => (span.len / row).max(places.seq as u64),
+        };
+        self.of("the positions", span, rows * width, element)
+    }
+
+    fn places(&self, places: &Places) -> [Arg; 3] {
+        let table = places.table.map_or(0, |table| self.table_at(table));
+        [Arg::At(table), Arg::Word(word(places.seq.max(1))), Arg::Word(word(places.offset))]
     }
 
     /// `y = x + positions`.
@@ -112,17 +153,19 @@ impl Device {
         element: ElementType,
         shape: Rows,
         (x, positions, y): (Span, Span, Span),
-        seq: usize,
+        places: &Places,
     ) -> Result<(), CudaError> {
-        let n = elements(shape);
-        let of_table = seq as u64 * shape.width as u64;
+        let (n, width) = (elements(shape), shape.width as u64);
+        let [at, seq, offset] = self.places(places);
         let args = [
             Arg::At(self.of("x", x, n, element)?),
-            Arg::At(self.of("the positions", positions, of_table, element)?),
+            Arg::At(self.positions((positions, width, element), places)?),
             Arg::At(self.of("y", y, n, element)?),
             Arg::Word(word(shape.rows)),
             Arg::Word(word(shape.width)),
-            Arg::Word(word(seq)),
+            at,
+            seq,
+            offset,
         ];
         let kernel = (Source::Elementwise, element, "position_forward");
         // SAFETY: the addresses are those of spans of the shape's lengths.
@@ -136,7 +179,7 @@ impl Device {
         stream: Stream,
         element: ElementType,
         shape: Rows,
-        (dy, dtable): (Span, Span),
+        (dy, Words { table: dtable, first }): (Span, Words),
         ids: &[u32],
         mode: Write,
     ) -> Result<(), CudaError> {
@@ -149,7 +192,7 @@ impl Device {
         }
         let ids = &ids[..ids.len().min(shape.rows)];
         let Segments { words: all, at, segments, folds, partial } =
-            Segments::of(ids, word(words as usize));
+            Segments::of(ids, first, word(words as usize));
         let sizes = [all.len() as u64 * 4, u64::from(partial) * width * 4];
         let [lists, partial] = self.scratch(stream, sizes)?;
         self.fill_scratch(stream, lists, &all)?;
@@ -182,16 +225,25 @@ impl Device {
         element: ElementType,
         shape: Rows,
         (dy, dtable): (Span, Span),
-        (seq, mode): (usize, Write),
+        (places, mode): (&Places, Write),
     ) -> Result<(), CudaError> {
-        let of_table = seq as u64 * shape.width as u64;
+        let width = shape.width as u64;
+        let of_table = places.seq as u64 * width;
+        let table = self.positions((dtable, width, ElementType::F32), places)?;
+        if dtable.len > of_table * 4 && mode == Write::Overwrite {
+            // Other ranks have the other positions, or nobody has.
+            self.clear(stream, dtable)?;
+        }
+        let [at, seq, offset] = self.places(places);
         let args = [
             Arg::At(self.of("dy", dy, elements(shape), element)?),
-            Arg::At(self.of("the table's gradient", dtable, of_table, ElementType::F32)?),
+            Arg::At(table),
             Arg::Word(word(shape.rows)),
             Arg::Word(word(shape.width)),
-            Arg::Word(word(seq)),
             Arg::Word(fresh(mode)),
+            at,
+            seq,
+            offset,
         ];
         let kernel = (Source::Elementwise, element, "position_gradient");
         // SAFETY: the addresses are those of spans of the shape's lengths.
@@ -207,7 +259,7 @@ mod tests {
     fn segments_hold_the_rows_of_each_word_in_order() {
         let mut ids: Vec<u32> = (0..300).map(|i| if i % 3 == 0 { 5 } else { i % 7 }).collect();
         ids[17] = 9;
-        let Segments { words, at, segments, folds, partial } = Segments::of(&ids, 8);
+        let Segments { words, at, segments, folds, partial } = Segments::of(&ids, 0, 8);
         let list = |i: usize, len: usize| &words[at[i]..at[i] + len];
         let (starts, own) = (list(1, segments as usize + 1), list(2, segments as usize));
         let mut rows = Vec::new();

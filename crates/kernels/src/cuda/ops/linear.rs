@@ -4,6 +4,7 @@ use super::super::device::{CudaError, Device, Stream};
 use super::super::element_type::ElementType;
 use super::super::jit::{Arg, Grid, Source};
 use super::super::product::{Epilogue, Operands, Pass, Product};
+use super::norm::RowSplit;
 use super::{elements, fresh, word};
 use crate::arena::Span;
 use crate::{Rows, Write, linear};
@@ -38,9 +39,6 @@ pub struct InputGradientAt {
     /// Gradient of the input.
     pub dx: Span,
 }
-
-/// Blocks of the kernel that sums columns.
-const COLUMN_BLOCKS: u32 = 264;
 
 fn product(pass: Pass, shape: linear::Shape, element: ElementType) -> Product {
     let [rows, inputs, outputs] = [shape.rows, shape.inputs, shape.outputs].map(|n| n as u64);
@@ -166,12 +164,14 @@ impl Device {
         let width = shape.width as u64;
         let dy = self.of("dy", dy, elements(shape), element)?;
         let db = self.of("db", db, width, ElementType::F32)?;
-        let blocks = COLUMN_BLOCKS.min(word(shape.rows.div_ceil(8))).max(1);
+        let RowSplit { blocks, groups } = RowSplit::of(shape);
         let [partial] = self.scratch(stream, [u64::from(blocks) * width * 4])?;
         let (rows, wide) = (word(shape.rows), word(shape.width));
-        let grid = Grid { blocks: (blocks, wide.div_ceil(256)), threads: 256, shared: 0 };
+        let columns = 8 * 256 / groups;
+        let grid = Grid { blocks: (blocks, wide.div_ceil(columns)), threads: 256, shared: 0 };
         let kernel = (Source::Elementwise, element, "column_sums");
-        let args = [Arg::At(dy), Arg::At(partial), Arg::Word(rows), Arg::Word(wide)];
+        let [rows, wide_arg, groups] = [rows, wide, groups].map(Arg::Word);
+        let args = [Arg::At(dy), Arg::At(partial), rows, wide_arg, groups];
         // SAFETY: the addresses are those of spans of the shape's lengths and of scratch.
         unsafe { self.launch(stream, kernel, grid, &args) }?;
         self.fold(stream, element, partial, db, (blocks, wide), mode)

@@ -5,6 +5,7 @@ use super::super::element_type::ElementType;
 use super::super::jit::{Arg, Grid, Source};
 use super::{elements, fresh, word};
 use crate::arena::Span;
+use crate::loss::Columns;
 use crate::{Rows, Write};
 
 /// Operands of a loss.
@@ -16,6 +17,19 @@ pub struct LossAt {
     pub targets: Span,
     /// Maximum and sum of exponentials of every row.
     pub stats: Span,
+}
+
+/// Operands of a loss whose logits are shared out over ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardLossAt {
+    /// Rows of the logits that this rank has.
+    pub logits: Span,
+    /// Largest logit of every row.
+    pub max: Span,
+    /// Sum of exponentials and logit of the target of every row.
+    pub stats: Span,
+    /// Target of every row.
+    pub targets: Span,
 }
 
 /// Widest row of which a block holds all logits in registers.
@@ -73,6 +87,91 @@ impl Device {
             Arg::Real(scale),
         ];
         let kernel = (source(shape, words), element, "cross_entropy_gradient");
+        // SAFETY: the addresses are those of spans of the shape's lengths.
+        unsafe { self.launch(stream, kernel, Grid::of(word(shape.rows), THREADS), &args) }
+    }
+
+    /// Largest logit of every row among the first `words`.
+    pub fn row_max(
+        &self,
+        stream: Stream,
+        element: ElementType,
+        (shape, words): (Rows, u32),
+        (logits, max): (Span, Span),
+    ) -> Result<(), CudaError> {
+        let args = [
+            Arg::At(self.of("the logits", logits, elements(shape), element)?),
+            Arg::At(self.of("the maxima", max, shape.rows as u64, ElementType::F32)?),
+        ];
+        let kernel = (source(shape, words), element, "row_max");
+        // SAFETY: the addresses are those of spans of the shape's lengths.
+        unsafe { self.launch(stream, kernel, Grid::of(word(shape.rows), THREADS), &args) }
+    }
+
+    /// Statistics of the rows of a shard, whose columns are `words` words from `first` on.
+    pub fn softmax_stats(
+        &self,
+        stream: Stream,
+        element: ElementType,
+        (shape, columns): (Rows, Columns),
+        on: &ShardLossAt,
+    ) -> Result<(), CudaError> {
+        let (n, rows) = (elements(shape), shape.rows as u64);
+        let args = [
+            Arg::At(self.of("the logits", on.logits, n, element)?),
+            Arg::At(self.of("the maxima", on.max, rows, ElementType::F32)?),
+            Arg::At(self.of("the targets", on.targets, rows, ElementType::F32)?),
+            Arg::At(self.of("the statistics", on.stats, 2 * rows, ElementType::F32)?),
+            Arg::Word(columns.first),
+        ];
+        let kernel = (source(shape, word(columns.valid)), element, "softmax_stats");
+        // SAFETY: the addresses are those of spans of the shape's lengths.
+        unsafe { self.launch(stream, kernel, Grid::of(word(shape.rows), THREADS), &args) }
+    }
+
+    /// `total (+)=` the losses of rows whose statistics have been reduced over all shards.
+    pub fn loss_of_stats(
+        &mut self,
+        stream: Stream,
+        rows: usize,
+        (stats, total): (Span, Span),
+        mode: Write,
+    ) -> Result<(), CudaError> {
+        let (n, float) = (rows as u64, ElementType::F32);
+        let stats = self.of("the statistics", stats, 2 * n, float)?;
+        let total = self.of("the loss", total, 1, float)?;
+        let [losses] = self.scratch(stream, [4 * n])?;
+        let args = [Arg::At(stats), Arg::At(losses), Arg::Word(word(rows))];
+        let shape = Rows { rows, width: 8 };
+        let kernel = (source(shape, 8), float, "loss_of_stats");
+        // SAFETY: the addresses are those of a span and of scratch of these lengths.
+        unsafe { self.launch(stream, kernel, Grid::over(8 * n), &args) }?;
+        let args = [Arg::At(losses), Arg::At(total), Arg::Long(n), Arg::Word(fresh(mode))];
+        let kernel = (Source::Elementwise, float, "sum_all");
+        // SAFETY: as above.
+        unsafe { self.launch(stream, kernel, Grid::of(1, 1024), &args) }
+    }
+
+    /// Gradient of the logits of a shard, which may replace them.
+    pub fn shard_gradient(
+        &self,
+        stream: Stream,
+        element: ElementType,
+        (shape, columns): (Rows, Columns),
+        on: &ShardLossAt,
+        (dlogits, scale): (Span, f32),
+    ) -> Result<(), CudaError> {
+        let (n, rows) = (elements(shape), shape.rows as u64);
+        let args = [
+            Arg::At(self.of("the logits", on.logits, n, element)?),
+            Arg::At(self.of("the maxima", on.max, rows, ElementType::F32)?),
+            Arg::At(self.of("the statistics", on.stats, 2 * rows, ElementType::F32)?),
+            Arg::At(self.of("the targets", on.targets, rows, ElementType::F32)?),
+            Arg::At(self.of("their gradient", dlogits, n, element)?),
+            Arg::Word(columns.first),
+            Arg::Real(scale),
+        ];
+        let kernel = (source(shape, word(columns.valid)), element, "shard_gradient");
         // SAFETY: the addresses are those of spans of the shape's lengths.
         unsafe { self.launch(stream, kernel, Grid::of(word(shape.rows), THREADS), &args) }
     }

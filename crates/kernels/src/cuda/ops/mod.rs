@@ -11,15 +11,18 @@ mod heads;
 mod linear;
 mod loss;
 mod norm;
+mod ring_attention;
 mod update;
 
 pub use attention::{AttentionAt, AttentionGradientAt};
 pub use elementwise::{Function, RotationAt};
+pub use embedding::{Places, Words};
 pub use experts::{DispatchAt, DispatchShape};
 pub use heads::{HeadNormGradientAt, LatentAt};
 pub use linear::{InputGradientAt, LinearAt};
-pub use loss::LossAt;
+pub use loss::{LossAt, ShardLossAt};
 pub use norm::{NormAt, NormGradientAt};
+pub use ring_attention::{RingStepAt, RingStepGradientAt};
 pub use update::{Squares, TensorBlocks, Update, UpdateAt};
 
 use crate::{Rows, Write};

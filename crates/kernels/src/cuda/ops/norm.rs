@@ -51,6 +51,21 @@ const WIDEST: usize = 8192;
 /// Blocks of the backward pass: a fixed number, so that sums do not depend on the GPU.
 const BLOCKS: u32 = 528;
 
+/// Split of rows over the blocks of a sum of columns, and over groups of threads in a block. Column
+/// sums have equal bits in whatever kernel they are computed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowSplit {
+    pub(super) blocks: u32,
+    pub(super) groups: u32,
+}
+
+impl RowSplit {
+    pub(super) fn of(shape: Rows) -> Self {
+        let groups = if shape.width <= 768 { 2 } else { 1 };
+        Self { blocks: BLOCKS.min(word(shape.rows).div_ceil(groups)).max(1), groups }
+    }
+}
+
 impl Device {
     /// Returns true if norms of rows of a width can be computed.
     pub const fn has_norm(width: u64) -> bool {
@@ -112,8 +127,8 @@ impl Device {
         let optional = |device: &Self, what, span: Option<Span>, elements, element| {
             span.map_or(Ok(0), |span| device.of(what, span, elements, element))
         };
-        let warps = if shape.width <= 768 { 4 } else { 8 };
-        let blocks = BLOCKS.min(word(shape.rows).div_ceil(8 / warps)).max(1);
+        let RowSplit { blocks, groups } = RowSplit::of(shape);
+        let warps = 8 / groups;
         let dy = self.of("dy", on.dy, n, element)?;
         let x = self.of("x", on.x, n, element)?;
         let per_row = if on.layer { 2 } else { 1 };

@@ -111,3 +111,55 @@ cross_entropy_gradient(const T *logits, const u32 *targets, const float2 *stats,
         store_row<WIDTH>(to, c, x);
     }
 }
+
+// Sum or maximum over the threads of a block; every thread gets it.
+__device__ __forceinline__ float block_reduce(float x, bool max) {
+    x = max ? warp_max(x) : warp_sum(x);
+    __shared__ float part[32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < THREADS / 32 ? part[threadIdx.x % 32] : (max ? -INFINITY : 0.0f);
+    return max ? warp_max(x) : warp_sum(x);
+}
+
+// The loss in parts, over a vocabulary of which a rank has the logits of `WORDS` words from `first` on: largest
+// logit of a row, to be reduced by maximum over the shards;
+extern "C" __global__ void __launch_bounds__(THREADS) row_max(const T *logits, float *max) {
+    const T *row = logits + (u64)blockIdx.x * WIDTH;
+    float own = -INFINITY;
+    for (u32 c = threadIdx.x; c < WORDS; c += THREADS) own = fmaxf(own, to_float(row[c]));
+    own = block_reduce(own, true);
+    if (threadIdx.x == 0) max[blockIdx.x] = own;
+}
+
+// sum of exponentials and the target's logit below the maximum, to be reduced by sum;
+extern "C" __global__ void __launch_bounds__(THREADS)
+softmax_stats(const T *logits, const float *max, const u32 *targets, float2 *stats, u32 first) {
+    const T *row = logits + (u64)blockIdx.x * WIDTH;
+    float top = max[blockIdx.x], sum = 0.0f;
+    for (u32 c = threadIdx.x; c < WORDS; c += THREADS) sum += __expf(to_float(row[c]) - top);
+    sum = block_reduce(sum, false);
+    u32 target = targets[blockIdx.x] - first;
+    if (threadIdx.x == 0) stats[blockIdx.x] = make_float2(sum, target < WORDS ? to_float(row[target]) - top : 0.0f);
+}
+
+// loss of rows from reduced statistics;
+extern "C" __global__ void loss_of_stats(const float2 *stats, float *losses, u32 rows) {
+    u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < rows) losses[row] = logf(stats[row].x) - stats[row].y;
+}
+
+// gradient of the logits that a rank has.
+extern "C" __global__ void __launch_bounds__(THREADS)
+shard_gradient(const T *logits, const float *max, const float2 *stats, const u32 *targets, T *gradient, u32 first,
+               float scale) {
+    const T *row = logits + (u64)blockIdx.x * WIDTH;
+    T *to = gradient + (u64)blockIdx.x * WIDTH;
+    float top = max[blockIdx.x], over = scale / stats[blockIdx.x].x;
+    u32 target = targets[blockIdx.x] - first;
+    for (u32 c = threadIdx.x; c < WIDTH; c += THREADS) {
+        float p = c < WORDS ? __expf(to_float(row[c]) - top) * over : 0.0f;
+        store(to + c, c == target ? p - scale : p);
+    }
+}

@@ -148,30 +148,41 @@ extern "C" __global__ void rope(T *x, const float2 *table, u32 rows, u32 stride,
     }
 }
 
-// Sums of columns over a block's rows, in `partial` [blocks, width]: rows b, b + blocks, … in order.
-// Threads take eight columns each; gridDim.y covers the columns.
+// Sums of columns over a block's rows, in `partial` [blocks, width], in the order of a norm's gradient: the block has
+// `groups` groups of threads, each with rows of its own, whose sums are added in order. Threads take eight columns
+// each; gridDim.y covers the columns.
 extern "C" __global__ void __launch_bounds__(256)
-column_sums(const T *x, float *partial, u32 rows, u32 width) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 c = (blockIdx.y * 32 + lane) * 8;
+column_sums(const T *x, float *partial, u32 rows, u32 width, u32 groups) {
+    u32 lanes = 256 / groups, lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
+    u32 c = (blockIdx.y * lanes + lane) * 8;
     float sum[8];
     for (int k = 0; k < 8; k++) sum[k] = 0.0f;
-    if (c < width)
-        for (u64 row = (u64)blockIdx.x * 8 + warp; row < rows; row += (u64)gridDim.x * 8) {
+    if (c < width) {
+        u64 row = (u64)blockIdx.x * groups + group, step = (u64)gridDim.x * groups;
+        for (; row + 3 * step < rows; row += 4 * step) {
+            float v[4][8];
+            #pragma unroll
+            for (int j = 0; j < 4; j++) get_row(x + (row + j * step) * width, c, width, v[j]);
+            #pragma unroll
+            for (int j = 0; j < 4; j++)
+                #pragma unroll
+                for (int k = 0; k < 8; k++) sum[k] += v[j][k];
+        }
+        for (; row < rows; row += step) {
             float v[8];
-            if (width % 8 == 0) load8(x + row * width + c, v);
-            else load_some(x + row * width + c, (int)(width - c), v);
+            get_row(x + row * width, c, width, v);
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
-    __shared__ float part[8][256];
-    for (int k = 0; k < 8; k++) part[warp][lane * 8 + k] = sum[k];
-    __syncthreads();
-    u32 at = blockIdx.y * 256 + threadIdx.x;
-    if (at < width) {
-        float all = 0.0f;
-        for (int w = 0; w < 8; w++) all += part[w][threadIdx.x];
-        partial[(u64)blockIdx.x * width + at] = all;
     }
+    __shared__ float part[256 * 8];
+    for (int k = 0; k < 8; k++) part[threadIdx.x * 8 + k] = sum[k];
+    __syncthreads();
+    if (group == 0 && c < width)
+        for (int k = 0; k < 8 && c + k < width; k++) {
+            float all = part[lane * 8 + k];
+            for (u32 g = 1; g < groups; g++) all += part[(g * lanes + lane) * 8 + k];
+            partial[(u64)blockIdx.x * width + c + k] = all;
+        }
 }
 
 // Folds `parts` rows of `stride` elements of partial sums into a gradient: 32 columns a block, 8 slices of
@@ -208,28 +219,36 @@ extern "C" __global__ void __launch_bounds__(256) block_squares(const float *x, 
     if (threadIdx.x % 32 == 0) sums[block] = sum;
 }
 
-// Rows of a table, and those of positions if given: y = table[id] + positions[row % seq].
+// Position of a row among sequences of which a rank holds `seq` tokens each: those at `places`, or all. Its rows
+// begin `offset` tokens behind the start of a sequence.
+__device__ __forceinline__ u64 place_of(const u32 *places, u32 seq, u32 offset, u64 row) {
+    u32 at = (u32)((row + offset) % seq);
+    return places ? places[at] : at;
+}
+
+// Rows of a table whose first row is word `first`, and those of positions if given.
 extern "C" __global__ void embedding_forward(const u32 *ids, const T *table, const T *positions, T *y, u32 rows,
-                                             u32 width, u32 words, u32 seq) {
+                                             u32 width, u32 words, u32 first, const u32 *places, u32 seq, u32 offset) {
     EACH_CHUNK(row, c, rows, width) {
-        u32 word = ids[row];
+        u32 word = ids[row] - first;
         float v[8], p[8];
         if (word < words) get_row(table + (u64)word * width, c, width, v);
         else for (int k = 0; k < 8; k++) v[k] = 0.0f;
         if (positions) {
-            get_row(positions + (row % seq) * width, c, width, p);
+            get_row(positions + place_of(places, seq, offset, row) * width, c, width, p);
             for (int k = 0; k < 8; k++) v[k] = rounded((T *)0, v[k]) + p[k];
         }
         put_row(y + row * width, c, width, v);
     }
 }
 
-// y = x + positions[row % seq].
-extern "C" __global__ void position_forward(const T *x, const T *positions, T *y, u32 rows, u32 width, u32 seq) {
+// y = x + positions of the rows.
+extern "C" __global__ void position_forward(const T *x, const T *positions, T *y, u32 rows, u32 width,
+                                            const u32 *places, u32 seq, u32 offset) {
     EACH_CHUNK(row, c, rows, width) {
         float v[8], p[8];
         get_row(x + row * width, c, width, v);
-        get_row(positions + (row % seq) * width, c, width, p);
+        get_row(positions + place_of(places, seq, offset, row) * width, c, width, p);
         for (int k = 0; k < 8; k++) v[k] += p[k];
         put_row(y + row * width, c, width, v);
     }
@@ -281,16 +300,18 @@ extern "C" __global__ void embedding_fold(const float *partial, const u32 *start
 }
 
 // Gradient of a position table: rows of one position over the sequences, in order.
-extern "C" __global__ void position_gradient(const T *dy, float *dtable, u32 rows, u32 width, u32 seq, u32 fresh) {
+extern "C" __global__ void position_gradient(const T *dy, float *dtable, u32 rows, u32 width, u32 fresh,
+                                             const u32 *places, u32 seq, u32 offset) {
     EACH_CHUNK(at, c, seq, width) {
+        float *to = dtable + (places ? places[at] : at) * width;
         float sum[8], v[8];
         if (fresh) for (int k = 0; k < 8; k++) sum[k] = 0.0f;
-        else get_row(dtable + at * width, c, width, sum);
-        for (u64 row = at; row < rows; row += seq) {
+        else get_row(to, c, width, sum);
+        for (u64 row = (at + seq - offset % seq) % seq; row < rows; row += seq) {
             get_row(dy + row * width, c, width, v);
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
-        put_row(dtable + at * width, c, width, sum);
+        put_row(to, c, width, sum);
     }
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         return Err(problems.into());
     };
     let mut plan = request.plan;
-    paceline_exec::can_run(&plan)?;
+    paceline_exec::can_run(&plan, paceline_exec::Device::Cpu)?;
     // Probes run the first program.
     let role = plan.role(Rank(rank)).index();
     plan.programs.swap(0, role);

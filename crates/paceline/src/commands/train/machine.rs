@@ -2,10 +2,12 @@
 
 use crate::failure::Failure;
 use crate::flags::{CheckpointOptions, Launch, LaunchMode, Problems, StrategyFlags, read_text};
+use crate::launch::RankIdentity;
 use paceline_comm::TransportKind;
 use paceline_exec::data::{Data, DataSource, SampleKind};
 use paceline_exec::hugging_face::can_export;
-use paceline_exec::{Device, probe, resident};
+use paceline_exec::{Device, gpus, probe, resident};
+use paceline_plan::collective::{Algorithm, Library};
 use paceline_plan::ids::Rank;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
@@ -51,16 +53,15 @@ pub(super) fn can_learn(
 }
 
 /// Reports a plan that does not fit this machine; trying it could bring the machine down.
-pub(super) fn can_start(plan: &Plan, device: Device, problems: &mut Problems) {
+pub(super) fn can_start(plan: &Plan, launch: &Launch, problems: &mut Problems) {
     let ranks = plan.mesh.world();
     if ranks > MOST_RANKS {
         problems
             .add("--ranks", format!("one machine runs at most {MOST_RANKS} ranks, not {ranks}"));
         return;
     }
-    if device != Device::Cpu {
-        // The host stages what the GPU loads and reads back; the GPU's memory is checked when it is
-        // opened.
+    if let Device::Cuda(first) = launch.device {
+        has_gpus(plan, launch, first, problems);
         return;
     }
     let extra = |rank: u32| match plan.strategy.store {
@@ -80,6 +81,92 @@ pub(super) fn can_start(plan: &Plan, device: Device, problems: &mut Problems) {
             ),
         );
     }
+}
+
+/// Reports GPUs that are missing, or too small for the plan. The host stages what they load and read
+/// back.
+fn has_gpus(plan: &Plan, launch: &Launch, first: usize, problems: &mut Problems) {
+    let gpus = match gpus() {
+        Ok(gpus) => gpus,
+        Err(error) => return problems.add("--device", error.to_string()),
+    };
+    let planned = planned(plan);
+    let ranks = planned.len();
+    if launch.transport == TransportKind::Thread && ranks > 1 {
+        let text = "ranks on GPUs are processes; use auto, shm or tcp";
+        return problems.add("--transport", text);
+    }
+    let needed = if launch.share_device { 1 } else { ranks };
+    if gpus.len() < first + needed {
+        let (there, numbers) = (gpus.len(), first..first + needed);
+        let share =
+            if ranks > 1 { "; --share-device puts all ranks on one, as a test" } else { "" };
+        let text = format!(
+            "{ranks} ranks need the GPUs {} to {}, and this machine has {there}{share}",
+            numbers.start,
+            numbers.end - 1
+        );
+        return problems.add("--device", text);
+    }
+    let on = |gpu: usize| match launch.share_device {
+        true => planned.iter().sum(),
+        false => planned[gpu],
+    };
+    for (at, gpu) in gpus[first..first + needed].iter().enumerate() {
+        if on(at) > gpu.memory {
+            let (number, name) = (first + at, &gpu.name);
+            let text = format!(
+                "{} needs {} on GPU {number}, and that {name} has {}; --zero, --recompute, --tp, --pp or \
+                 a smaller --micro-batch need less",
+                plan.model,
+                Bytes(on(at)),
+                Bytes(gpu.memory)
+            );
+            return problems.add("--device", text);
+        }
+    }
+}
+
+/// GPU of a rank: the host's first, or the one with the rank's number on its host.
+pub(super) fn device_of(launch: &Launch, place: Option<&RankIdentity>) -> Device {
+    match (launch.device, place) {
+        (Device::Cuda(first), Some(place)) if !launch.share_device => {
+            Device::Cuda(first + place.local_rank as usize)
+        }
+        (device, _) => device,
+    }
+}
+
+/// Environment in which NCCL does what the plan and the flags say.
+pub(super) fn library_variables(plan: &Plan, launch: &Launch) -> Vec<(&'static str, String)> {
+    let mut variables = Vec::new();
+    let mut set = |name, value: &str| variables.push((name, value.to_owned()));
+    if launch.library != Some(Library::Nccl) {
+        return variables;
+    }
+    // Connections made later would block the thread that queues other exchanges.
+    set("NCCL_RUNTIME_CONNECT", "0");
+    // One queue for each stream, so that none waits behind another.
+    set("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+    if plan.strategy.collective == Algorithm::Ring {
+        set("NCCL_ALGO", "Ring");
+    }
+    if launch.share_device {
+        // Ranks on one GPU reach each other by sockets of this machine alone.
+        for (name, value) in [
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("NCCL_NET", "Socket"),
+            ("NCCL_IB_DISABLE", "1"),
+            ("NCCL_P2P_DISABLE", "1"),
+            ("NCCL_SHM_DISABLE", "1"),
+            ("NCCL_MNNVL_ENABLE", "0"),
+            ("NCCL_MAX_CTAS", "2"),
+            ("NCCL_PROTO", "Simple"),
+        ] {
+            set(name, value);
+        }
+    }
+    variables
 }
 
 /// Reports the rank that needs the most memory, if that exceeds the limit per rank.

@@ -29,8 +29,8 @@ use contradictions::refuse_contradictions;
 use events::{DoneEvent, IterationEvent};
 use files::{closing, write_files};
 use machine::{
-    MACHINE, can_learn, can_start, core_migration_note, fits_limit, share_a_process, shm_domain,
-    this_machine,
+    MACHINE, can_learn, can_start, core_migration_note, device_of, fits_limit, library_variables,
+    share_a_process, shm_domain, this_machine,
 };
 use paceline_comm::TransportKind;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
@@ -221,7 +221,8 @@ impl Job {
             problems.add("--dtype", "'fp8' cannot be trained in yet; f32, bf16 and f16 can");
         }
         let shm_domain = shm_domain(&launch, strategy);
-        let defaults = Defaults { limit: launch.memory_limit, shm_domain, ..DEFAULTS };
+        let (limit, library) = (launch.memory_limit, launch.library);
+        let defaults = Defaults { limit, shm_domain, library, ..DEFAULTS };
         let request = strategy.check(defaults, on, &mut problems);
         if let Some(Request { plan, .. }) = &request {
             share_a_process(plan, &mut launch, &mut problems);
@@ -233,7 +234,7 @@ impl Job {
             fits_limit(plan, launch.memory_limit, &mut problems);
         }
         if let (Some(Request { plan, .. }), None) = (&request, &place) {
-            can_start(plan, launch.device, &mut problems);
+            can_start(plan, &launch, &mut problems);
         }
         if let (Some(Request { model, plan }), Some(data)) = (&request, &data) {
             can_learn(model, plan, &data.source, &keeping, &mut problems);
@@ -254,7 +255,8 @@ impl Job {
             return Err(problems.into());
         };
         check_plan(&plan)?;
-        paceline_exec::can_run(&plan)?;
+        paceline_exec::can_run(&plan, launch.device)?;
+        launch.variables = library_variables(&plan, &launch);
         if let Some(RankIdentity { launched: Some(directory), .. }) = &place {
             training.out = Some(directory.clone());
         }
@@ -388,13 +390,13 @@ impl Job {
             layout.apply(&mut strategy);
             let mut problems = Problems::default();
             let shm_domain = shm_domain(&self.launch, &strategy);
-            let limit = self.launch.memory_limit;
-            let defaults = Defaults { limit, shm_domain, ..DEFAULTS };
+            let (limit, library) = (self.launch.memory_limit, self.launch.library);
+            let defaults = Defaults { limit, shm_domain, library, ..DEFAULTS };
             let plan = strategy.check(defaults, on, &mut problems)?.plan;
             fits_limit(&plan, self.launch.memory_limit, &mut problems);
-            can_start(&plan, self.launch.device, &mut problems);
+            can_start(&plan, &self.launch, &mut problems);
             let sound = problems.is_empty() && check_plan(&plan).is_ok();
-            let runs = sound && paceline_exec::can_run(&plan).is_ok();
+            let runs = sound && paceline_exec::can_run(&plan, self.launch.device).is_ok();
             runs.then(|| (layout, plan.mesh.world()))
         })
     }
@@ -542,7 +544,7 @@ impl Job {
             save: self.save(directory),
             stop: Arc::clone(stop),
             exchange_timeout: EXCHANGE_TIMEOUT.max(self.launch.heartbeat_timeout),
-            device: self.launch.device,
+            device: device_of(&self.launch, self.place.as_ref()),
             offload_folder: self.offload_folder(directory),
             straggler: training.straggler,
             traced: training.traced,

@@ -522,6 +522,7 @@ impl Draw {
             layers: self.list(Self::name),
             parameters: self.number(),
             norm_entries: self.short(),
+            messages: self.pick(&[None, Some(Library::Nccl), Some(Library::Mpi)]),
         }
     }
 }

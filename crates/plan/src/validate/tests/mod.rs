@@ -290,6 +290,7 @@ fn plan_of(stages: &[Ops]) -> Plan {
         layers: vec!["layer".into()],
         parameters: N,
         norm_entries: 1,
+        messages: None,
     }
 }
 

@@ -116,7 +116,7 @@ pub(in crate::device::cpu) fn block<T: Element>(
             move |cpu, on, _| {
                 let shape = of.with_rows(on.rows(0).rows);
                 let need = ring_attention::forward_room::<T>(cpu.pool.threads(), shape);
-                let (other, room) = (cpu.other(step), &mut cpu.workspace[..need]);
+                let (other, room) = (cpu.place.other(step), &mut cpu.workspace[..need]);
                 let (qkv, kv) = (on.input::<T>(0), on.input(1));
                 let (out, lse) = (on.output(0), on.output(1));
                 ring_attention::merge_step(&cpu.pool, shape, other, qkv, kv, out, lse, room);
@@ -129,7 +129,7 @@ pub(in crate::device::cpu) fn block<T: Element>(
             move |cpu, on, _| {
                 let shape = of.with_rows(on.rows(0).rows);
                 let need = ring_attention::backward_room::<T>(cpu.pool.threads(), shape);
-                let (other, room) = (cpu.other(step), &mut cpu.workspace[..need]);
+                let (other, room) = (cpu.place.other(step), &mut cpu.workspace[..need]);
                 let saved = ring_attention::Saved {
                     dout: on.input::<T>(0),
                     qkv: on.input(1),

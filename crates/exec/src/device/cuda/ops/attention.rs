@@ -5,9 +5,11 @@ use crate::device::cuda::Cuda;
 use crate::device::cuda::bind::{Bound, kernel};
 use crate::error::Fault;
 use paceline_kernels::Rows;
+use paceline_kernels::Write;
 use paceline_kernels::arena::Span;
 use paceline_kernels::cuda::{
-    AttentionAt, AttentionGradientAt, AttentionShape, Device as Gpu, RotationAt, Table,
+    AttentionAt, AttentionGradientAt, AttentionShape, Device as Gpu, RingStepAt,
+    RingStepGradientAt, RotationAt, Table,
 };
 use paceline_plan::graph::{Heads, OpPass};
 
@@ -41,9 +43,9 @@ impl Cuda {
             return Ok(known);
         }
         let mut values = Vec::with_capacity(self.seq * dims as usize);
-        for position in 0..self.seq {
+        for &position in &self.positions.0 {
             for pair in 0..dims / 2 {
-                let angle = position as f64 * theta.powf(-2.0 * pair as f64 / dims as f64);
+                let angle = f64::from(position) * theta.powf(-2.0 * pair as f64 / dims as f64);
                 values.extend([angle.cos() as f32, angle.sin() as f32]);
             }
         }
@@ -85,6 +87,49 @@ pub(in crate::device::cuda) fn bind(heads: Heads, seq: u64, pass: OpPass) -> Bou
             Ok(cuda.gpu.attention_forward(on.on, &shape, &at)?)
         }),
         OpPass::BackwardInput => gradient(heads, seq, None),
+        OpPass::BackwardWeight => None,
+    }
+}
+
+/// Keys and values of packed rows, which go around the ring.
+pub(in crate::device::cuda) fn keys_values(pass: OpPass) -> Bound {
+    match pass {
+        OpPass::Forward => kernel(|cuda, on, _| {
+            let of = (on.rows(0), on.output_rows(0));
+            let at = (on.input(0), on.output(0));
+            Ok(cuda.gpu.keys_and_values(on.on, cuda.element, of, at, false)?)
+        }),
+        OpPass::BackwardInput => kernel(|cuda, on, _| {
+            let of = (on.output_rows(0), on.rows(0));
+            let at = (on.output(0), on.input(0));
+            Ok(cuda.gpu.keys_and_values(on.on, cuda.element, of, at, true)?)
+        }),
+        OpPass::BackwardWeight => None,
+    }
+}
+
+/// Step of ring attention.
+pub(in crate::device::cuda) fn block(heads: Heads, seq: u64, step: u32, pass: OpPass) -> Bound {
+    if !Gpu::has_attention(heads.head_dim) {
+        return None;
+    }
+    match pass {
+        OpPass::Forward => kernel(move |cuda, on, _| {
+            let (shape, other) = (shape_of(cuda, heads, seq, on.rows(0)), cuda.place.other(step));
+            let (qkv, kv, output, lse) = (on.input(0), on.input(1), on.output(0), on.output(1));
+            let at = RingStepAt { qkv, kv, output, lse };
+            Ok(cuda.gpu.ring_step(on.on, &shape, other, &at)?)
+        }),
+        OpPass::BackwardInput => kernel(move |cuda, on, _| {
+            let (shape, other) = (shape_of(cuda, heads, seq, on.rows(0)), cuda.place.other(step));
+            let (qkv, output, lse, kv) = (on.input(1), on.input(2), on.input(3), on.input(4));
+            let (doutput, dqkv, dkv) = (on.input(0), on.output(0), on.output(1));
+            let forward = RingStepAt { qkv, kv, output, lse };
+            let at = RingStepGradientAt { forward, doutput, dqkv, dkv };
+            // The first step of a block initialises its gradients.
+            let mode = if step == 1 { Write::Overwrite } else { Write::Accumulate };
+            Ok(cuda.gpu.ring_step_gradient(on.on, &shape, other, &at, mode)?)
+        }),
         OpPass::BackwardWeight => None,
     }
 }

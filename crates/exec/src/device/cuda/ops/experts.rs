@@ -44,7 +44,7 @@ pub(in crate::device::cuda) fn dispatch(
     shape: OpShape<'_>,
 ) -> Bound {
     let width = shape.rows(0).width;
-    if regions != 1 || !width.is_multiple_of(8) || !Gpu::has_routing(experts, 1) {
+    if !width.is_multiple_of(8) || !Gpu::has_routing(experts, 1) {
         return None;
     }
     let [experts, topk, regions] = [experts, topk, regions].map(|n| n as usize);
@@ -60,11 +60,15 @@ pub(in crate::device::cuda) fn dispatch(
                 counts: on.output(2),
             };
             cuda.gpu.dispatch(on.on, cuda.element, shape, &at)?;
-            let tokens = cuda.count(on, at.counts)?.iter().map(|&count| count as usize).sum();
-            match tokens > slots {
-                true => Err(Fault::Full(Full { region: 0, tokens, rows: slots })),
-                false => Ok(()),
+            let counts = cuda.count(on, at.counts)?;
+            let (each, rows) = (experts / regions, slots / regions);
+            for (region, counts) in counts.chunks(each.max(1)).enumerate() {
+                let tokens = counts.iter().map(|&count| count as usize).sum();
+                if tokens > rows {
+                    return Err(Fault::Full(Full { region, tokens, rows }));
+                }
             }
+            Ok(())
         }),
         OpPass::BackwardInput => kernel(move |cuda, on, _| {
             let at = (on.input(0), on.input(1), None, on.output(0));
