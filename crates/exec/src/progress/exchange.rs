@@ -266,6 +266,10 @@ pub(crate) enum CommunicatorKey {
 
 /// Exchange that a library performs in the memory of a device.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "only GPUs have libraries of their own")
+)]
 pub(crate) struct NativeExchange {
     pub(crate) by: CommunicatorKey,
     pub(crate) op: NativeOp,
