@@ -125,6 +125,21 @@ pub enum ExecError {
         /// Value of the loss.
         loss: f32,
     },
+    /// More tokens were sent to the experts of a rank than their buffers hold. No weight was changed,
+    /// and the state before the iteration is saved if the run is.
+    #[error(
+        "iteration {iteration}: the experts of one rank get {needed:.2} times an equal share of the tokens, \
+         and their buffers hold {factor}; raise --expert-buffer-factor, or give the model a `capacity`, \
+         which drops tokens beyond it"
+    )]
+    ExpertOverflow {
+        /// The iteration.
+        iteration: u32,
+        /// Size that is needed, in equal shares.
+        needed: f64,
+        /// Planned size.
+        factor: f64,
+    },
     /// A rank panicked because of a bug in this program.
     #[error("rank {rank}, iteration {iteration}, {op}: {message}")]
     Panicked {

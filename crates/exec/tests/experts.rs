@@ -4,11 +4,14 @@ use crate::common::wires::train_over;
 use crate::common::{
     assert_same_bits, dropless_moe, latent_moe, options, plan, run, strategy, tiny_moe, try_run,
 };
-use paceline_exec::Outcome;
+use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
+use paceline_exec::{ExecError, IterationReport, Outcome, Start, TrainOptions, train};
+use paceline_plan::DType;
 use paceline_plan::collective::SummationOrder;
 use paceline_plan::model::{Experts, Model, ModelDims};
-use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Zero};
+use std::sync::Arc;
 
 /// Eight samples per iteration, one per microbatch, four leaves.
 fn one() -> Strategy {
@@ -149,22 +152,108 @@ fn whole_replicas_with_experts_give_the_same_bits() {
     }
 }
 
-#[test]
-fn experts_that_have_no_room_end_the_run_and_say_what_helps() {
-    // A token goes to one of two experts on two ranks; unbalanced routing starts uneven.
+/// Model whose tokens go to one of two experts, and whose routing becomes uneven.
+fn uneven() -> Model {
     let model = dropless_moe();
-    let shape = ModelDims {
-        experts: Experts { topk: 1, experts: 2, balance: 0.0, ..model.experts },
-        ..*model
+    let experts = Experts { topk: 1, experts: 2, balance: 0.0, ..model.experts };
+    Model::new("uneven", ModelDims { experts, ..*model }).unwrap()
+}
+
+fn saving(name: &str) -> (std::path::PathBuf, TrainOptions) {
+    let directory = std::env::temp_dir().join(format!("paceline-{name}-{}", std::process::id()));
+    let save = SaveOptions {
+        directory: directory.clone(),
+        every: None,
+        keep: 4,
+        attempt: 1,
+        extra_files: Vec::new(),
     };
-    let model = Model::new("uneven", shape).unwrap();
+    (directory, TrainOptions { save: Some(save), save_at_end: false, ..options(12) })
+}
+
+/// Trains with buffers of one equal share, and goes on with larger ones whenever they overflow.
+/// Returns all iterations, and where the run was interrupted.
+fn train_enlarging(
+    name: &str,
+    model: &Model,
+    layout: &Strategy,
+) -> (Vec<IterationReport>, Vec<u32>) {
+    let (directory, options) = saving(name);
+    let (mut iterations, mut overflows): (Vec<IterationReport>, Vec<u32>) = Default::default();
+    let mut layout = Strategy { expert_buffer_factor: 1.0, ..layout.clone() };
+    loop {
+        let resume = Checkpoint::newest_whole(&directory, u32::MAX).ok();
+        let start = resume.map_or(Start::Seed, |(found, _)| Start::Checkpoint(Arc::new(found)));
+        let options = TrainOptions { start, ..options.clone() };
+        let plan = plan(model, &layout);
+        let error = match train(&plan, &options, &mut |done| iterations.push(*done)) {
+            Ok(_) => break,
+            Err(error) => error,
+        };
+        assert!(matches!(error, ExecError::ExpertOverflow { .. }), "{name}: {error}");
+        assert!(error.to_string().contains("raise --expert-buffer-factor"), "{error}");
+        let needed = error.needed_expert_buffers().unwrap();
+        assert!(needed > layout.expert_buffer_factor, "{name}: {error}");
+        layout.expert_buffer_factor = plan.expert_buffers().unwrap().enlarged(needed);
+        overflows.push(iterations.len() as u32 + 1);
+    }
+    let _ = std::fs::remove_dir_all(&directory);
+    (iterations, overflows)
+}
+
+/// The numbers are those of buffers that were large enough from the start, bit by bit, and the
+/// iterations before an overflow are not computed again.
+#[test]
+fn a_run_whose_experts_overflow_goes_on_with_larger_buffers() {
+    let layout = Strategy { dp: 2, ep: 2, ..one() };
+    let sp = |tp| Strategy { tp, sp: true, ..layout.clone() };
+    for (name, model, layout) in [
+        ("overflow", uneven(), layout.clone()),
+        ("overflow-pp", uneven(), Strategy { pp: 2, dp: 2, ep: 2, ..one() }),
+        (
+            "overflow-zero",
+            dropless_moe(),
+            Strategy { dp: 4, ep: 4, zero: Zero::Gradients, ..one() },
+        ),
+        ("overflow-etp", dropless_moe(), Strategy { ep: 2, etp: 2, overlap: false, ..sp(2) }),
+        (
+            "overflow-recompute",
+            latent_moe(),
+            Strategy { dp: 4, ep: 4, recompute: Recompute::Full, ..one() },
+        ),
+        ("overflow-f16", uneven(), Strategy { dtype: DType::F16, ..layout.clone() }),
+    ] {
+        let expected = train(&plan(&model, &layout), &options(12), &mut |_| {}).unwrap();
+        let (found, overflows) = train_enlarging(name, &model, &layout);
+        assert!(!overflows.is_empty(), "{name} never overflows");
+        let bits = |all: &[IterationReport]| -> Vec<_> {
+            let of = |i: &IterationReport| {
+                (i.iteration, i.loss.to_bits(), i.grad_norm.to_bits(), i.loss_scale, i.skipped)
+            };
+            all.iter().map(of).collect()
+        };
+        assert_eq!(bits(&found), bits(&expected.iterations), "{name}: {overflows:?}");
+    }
+}
+
+/// A run that is not saved has no state before the iteration, and says what it needs.
+#[test]
+fn an_overflow_changes_nothing_that_others_could_miss() {
     let layout = Strategy { dp: 2, ep: 2, expert_buffer_factor: 1.0, ..one() };
-    let told = try_run(&model, &layout).unwrap_err().to_string();
-    assert!(told.contains("tokens go to the experts of part"), "{told}");
-    assert!(told.contains("raise --expert-buffer-factor") && told.contains("rank "), "{told}");
-    let room = Strategy { expert_buffer_factor: 2.0, ..layout };
-    let expected = run(&model, &Strategy { expert_buffer_factor: 2.0, ..one() });
-    assert_alike("room for all that can come", &run(&model, &room), &expected);
+    let error = try_run(&uneven(), &layout).unwrap_err();
+    assert!(matches!(error, ExecError::ExpertOverflow { iteration: 1, .. }), "{error}");
+    // Iterations that overlap others cannot be undone: the rank that overflows fails.
+    let overlapping = Strategy {
+        pp: 2,
+        schedule: ScheduleKind::PipeDream { versions: Versions::Stashed },
+        order: SummationOrder::Free,
+        micro_batch: 4,
+        leaves: 2,
+        ..layout
+    };
+    let error = try_run(&uneven(), &overlapping).unwrap_err();
+    assert!(matches!(error, ExecError::Op { .. }), "{error}");
+    assert!(error.needed_expert_buffers() > Some(1.0), "{error}");
 }
 
 #[test]

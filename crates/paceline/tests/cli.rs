@@ -4,12 +4,15 @@ mod cli {
     mod bench;
     mod config;
     mod examples;
+    mod experts;
+    mod faults;
     mod input;
     mod json;
     mod json_page;
     mod log;
     mod pages;
     mod processes;
+    mod readme;
     mod recovery;
     mod resume;
     mod runs;

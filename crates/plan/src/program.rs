@@ -15,6 +15,7 @@
 //! the last.
 
 mod bucket;
+mod expert_buffers;
 mod facts;
 mod iteration_filter;
 pub mod label;
@@ -22,6 +23,7 @@ mod memory;
 mod template;
 
 pub use bucket::{Bucket, Entry, TensorNorms};
+pub use expert_buffers::ExpertBuffers;
 pub use facts::{Facts, Numbering, Pacing};
 pub use iteration_filter::IterationFilter;
 pub use memory::{ALIGNMENT, Buffer, Memory, MemoryKind};

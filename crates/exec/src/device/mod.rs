@@ -16,6 +16,7 @@ use cpu::step::Rule;
 use paceline_comm::Transport;
 use paceline_kernels::arena::Span;
 use paceline_kernels::compressed_adam::CompressedAdam;
+use paceline_kernels::experts::dispatch::Full;
 use paceline_kernels::{Rows, Write, linear};
 use paceline_plan::DType;
 use paceline_plan::collective::Library;
@@ -139,6 +140,12 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
 
     /// Time of an event of the pass that has ended or been finished last, since the device was opened.
     fn time(&self, event: Self::Event) -> Result<Seconds, Fault>;
+
+    /// Takes the largest overflow of experts' buffers since the last call, on a device that computes
+    /// on with the tokens that have a place; others fail.
+    fn take_overflow(&mut self) -> Option<Full> {
+        None
+    }
 
     /// Device memory outside the host that this rank takes.
     fn taken(&self) -> Option<u64>;

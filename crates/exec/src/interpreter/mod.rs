@@ -28,7 +28,7 @@ use crate::parameters::{self, HeldWeights};
 use crate::progress::engine::ProgressEngine;
 use crate::progress::thread::ProgressThread;
 use crate::rank_coords::RankCoords;
-use crate::run::control::during;
+use crate::run::control::{during, largest};
 use crate::run::job::{ResumePoint, RunContext};
 use crate::run::loss_scale::LossScale;
 use crate::run::options::Start;
@@ -301,7 +301,10 @@ impl<'a, D: Device> Rank<'a, D> {
         self.settle()?;
         let iteration = self.run.stop.end().filter(|_| self.serving.is_none()).unwrap_or(iteration);
         self.once(SectionKind::Epilogue, iteration.saturating_sub(1))?;
-        self.save(iteration, Saver::finish)
+        match self.run.options.save_at_end {
+            true => self.save(iteration, Saver::finish),
+            false => Ok(()),
+        }
     }
 
     /// Returns true if an iteration is issued before the results of the last one are known. The scale
@@ -349,6 +352,11 @@ impl<'a, D: Device> Rank<'a, D> {
         report: &mut ReportFn<'_>,
     ) -> Result<(), ExecError> {
         if let Some(norm) = stats.norm {
+            if !norm.is_finite()
+                && let Some(overflow) = self.expert_overflow(stats.iteration)?
+            {
+                return Err(overflow);
+            }
             if self.scale.is_lost(norm) {
                 return Err(match self.run.facts.repeatable && !D::ISSUES {
                     true => self.cause(stats),
@@ -361,6 +369,36 @@ impl<'a, D: Device> Rank<'a, D> {
             return Err(ExecError::Diverged { iteration: stats.iteration + 1, loss });
         }
         report(stats, self.progress.acquire()?.transport)
+    }
+
+    /// Asks all ranks if the buffers of experts have overflowed in an iteration, which has changed no
+    /// weight then. If so, saves the state before it.
+    fn expert_overflow(&mut self, iteration: u32) -> Result<Option<ExecError>, ExecError> {
+        if !self.run.finishes_overflow {
+            return Ok(None);
+        }
+        let own = self.device.take_overflow().map_or(0.0, |full| full.factor());
+        self.drive(ReadyQueue::is_drained)?;
+        self.settle()?;
+        let needed = self.largest(own, 2 * iteration)?;
+        if needed == 0.0 {
+            return Ok(None);
+        }
+        if iteration > self.run.from.iteration {
+            self.save(iteration, Saver::finish)?;
+        }
+        // Nobody leaves before the checkpoint is complete.
+        self.largest(0.0, 2 * iteration + 1)?;
+        let factor = self.run.plan.strategy.expert_buffer_factor;
+        Ok(Some(ExecError::ExpertOverflow { iteration: iteration + 1, needed, factor }))
+    }
+
+    /// Largest of all ranks' numbers.
+    fn largest(&self, own: f64, sequence: u32) -> Result<f64, ExecError> {
+        let timeout = self.run.options.exchange_timeout;
+        let mut engine = self.progress.acquire()?;
+        let found = largest(engine.transport, own, sequence, timeout);
+        found.map_err(during(self.place.rank, "agreeing on the size of the experts' buffers"))
     }
 
     /// Finds the cause of a non-finite gradient. Weights are unchanged since before the iteration.

@@ -203,6 +203,7 @@ pub fn overhead(plan: &Plan, turn: EmptyOp, effort: Duration) -> Result<Seconds,
         saving: None,
         shared_weights: None,
         vocab,
+        finishes_overflow: false,
         stop: StopConsensus::Shared(SharedStop::new(stop.iterations, &stop.stop)),
         clock,
     };

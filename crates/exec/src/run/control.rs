@@ -24,6 +24,8 @@ pub(crate) enum ControlTopic {
     Checkpoints,
     /// Grant for an asynchronous replica to run one more iteration.
     Grant,
+    /// Largest of the ranks' numbers.
+    Largest,
 }
 
 /// Bit set in the channels of control messages, and in none of a plan's.
@@ -71,6 +73,29 @@ pub(crate) fn recv<R>(
     })?;
     // `finish` succeeds only if a message was received.
     heard.ok_or(CommError::Timeout { rank: from, after: timeout })
+}
+
+/// Largest of the numbers of all ranks, which all call this.
+pub(crate) fn largest(
+    transport: &mut dyn Transport,
+    own: f64,
+    sequence: u32,
+    timeout: Duration,
+) -> Result<f64, CommError> {
+    let about = (ControlTopic::Largest, sequence);
+    let read = |bytes: &[u8]| bytes.try_into().map_or(0.0, f64::from_le_bytes);
+    if transport.rank() != LEADER {
+        send(transport, LEADER, about, &own.to_le_bytes())?;
+        return recv(transport, LEADER, about, timeout, read);
+    }
+    let world = transport.world();
+    let others = || (1..world).map(Rank);
+    let mut largest = own;
+    for rank in others() {
+        largest = largest.max(recv(transport, rank, about, timeout, read)?);
+    }
+    others().try_for_each(|rank| send(transport, rank, about, &largest.to_le_bytes()))?;
+    Ok(largest)
 }
 
 /// Adds the rank and its activity to a control message error.

@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::error::ExecError;
 use crate::memory::shared_weights::SharedWeights;
 use crate::run::check;
+use crate::run::expert_overflow::finishes_overflow;
 use crate::run::options::{Start, TrainOptions};
 use crate::run::stop_consensus::{GrantPool, ServerGrants, StopConsensus};
 use crate::run::warm_up::warm_up;
@@ -28,6 +29,8 @@ pub(crate) struct RunContext<'a, D: Device> {
     /// Weights that all ranks share, with Hogwild.
     pub(crate) shared_weights: Option<Arc<SharedWeights>>,
     pub(crate) vocab: u32,
+    /// True if an iteration whose experts overflow is finished.
+    pub(crate) finishes_overflow: bool,
     pub(crate) stop: StopConsensus<'a>,
     pub(crate) clock: Instant,
 }
@@ -90,6 +93,7 @@ impl<'a, D: Device> Job<'a, D> {
             saving: saving.transpose()?.map(Arc::new),
             shared_weights,
             vocab,
+            finishes_overflow: !D::ISSUES && finishes_overflow(plan),
             stop,
             clock,
         })

@@ -49,7 +49,9 @@ pub fn run_process_rank(
     };
     if let Err(error) = &result
         && !error.is_echo()
+        && !matches!(error, ExecError::ExpertOverflow { .. })
     {
+        // An overflow ends all ranks alike.
         transport.abort(&error.to_string());
     }
     result
@@ -89,8 +91,12 @@ fn attempt<D: device::Device>(
             reports.add(LEADER, stats, report);
             collector.catch_up(transport, &mut reports, report)
         });
-        if result.is_err() {
+        if let Err(error) = &result {
             run.saving.iter().for_each(|saving| saving.clear());
+            if let ExecError::ExpertOverflow { .. } = error {
+                // The iterations before it count.
+                collector.drain(transport, timeout, &mut reports, report)?;
+            }
         }
         let result = result?;
         // With asynchronous replicas, the servers count the iterations.

@@ -3,6 +3,7 @@
 mod cgroup;
 pub(crate) mod check;
 pub(crate) mod control;
+pub(crate) mod expert_overflow;
 pub(crate) mod job;
 pub(crate) mod learning_rate;
 pub(crate) mod loss_scale;

@@ -79,6 +79,8 @@ pub struct TrainOptions {
     pub start: Start,
     /// Checkpoint options, if the run is saved.
     pub save: Option<SaveOptions>,
+    /// True if the final state is saved too, with `save`.
+    pub save_at_end: bool,
     /// Set from outside to end the run after the current iteration.
     pub stop: Arc<AtomicBool>,
     /// Time without progress after which a blocked exchange fails.
@@ -134,6 +136,7 @@ impl Default for TrainOptions {
             distinct: None,
             start: Start::Seed,
             save: None,
+            save_at_end: true,
             stop: Arc::default(),
             exchange_timeout: Duration::from_secs(60),
             device: Device::Cpu,

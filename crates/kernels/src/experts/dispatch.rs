@@ -34,17 +34,31 @@ pub struct Full {
     pub tokens: usize,
     /// Number of rows.
     pub rows: usize,
+    /// Number of choices of all tokens.
+    pub choices: usize,
+    /// Number of regions.
+    pub regions: usize,
+}
+
+impl Full {
+    /// Rows that the region needs, as a multiple of an equal share of the choices.
+    pub fn factor(&self) -> f64 {
+        self.tokens as f64 * self.regions as f64 / self.choices.max(1) as f64
+    }
 }
 
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { region, tokens, rows } = self;
+        let Self { region, tokens, rows, .. } = self;
         write!(f, "{tokens} tokens go to the experts of part {region}, which has room for {rows}")
     }
 }
 
 /// Assigns a slot to every choice: `slots[tokens, topk]`, and counts `counts[experts]`. Within an
 /// expert, tokens keep their order. `starts` is a workspace of one element per expert.
+///
+/// Fails with the region that lacks most rows, if one does. Slots and counts are sound then, too:
+/// what has no row has no slot and is not counted.
 pub fn places(
     shape: Shape,
     choices: &[u32],
@@ -65,23 +79,29 @@ pub fn places(
         }
     }
     let each = shape.experts / shape.regions.max(1);
+    let mut full: Option<Full> = None;
     for region in 0..shape.regions {
-        let mut next = region * shape.region_rows;
+        let first = region * shape.region_rows;
+        let (mut next, end) = (first, first + shape.region_rows);
         for expert in region * each..(region + 1) * each {
-            starts[expert] = next as u32;
+            let start = next.min(end);
             next += counts[expert] as usize;
+            starts[expert] = start as u32;
+            counts[expert] = counts[expert].min((end - start) as u32);
         }
-        let tokens = next - region * shape.region_rows;
-        if tokens > shape.region_rows {
-            return Err(Full { region, tokens, rows: shape.region_rows });
+        let tokens = next - first;
+        if tokens > full.map_or(shape.region_rows, |full| full.tokens) {
+            let (rows, regions) = (shape.region_rows, shape.regions);
+            full = Some(Full { region, tokens, rows, choices: choices.len(), regions });
         }
     }
     for (slot, &choice) in slots.iter_mut().zip(choices) {
         if choice & DROPPED == 0 {
-            *slot += starts[choice as usize];
+            let expert = choice as usize;
+            *slot = if *slot < counts[expert] { *slot + starts[expert] } else { NOWHERE };
         }
     }
-    Ok(())
+    full.map_or(Ok(()), Err)
 }
 
 /// Copies every token into each of its slots; slots without a token are zero.
@@ -238,8 +258,14 @@ mod tests {
         let (mut slots, mut counts, mut starts) = (vec![0; 8], vec![0; 4], vec![0; 4]);
         let small = Shape { region_rows: 3, ..SHAPE };
         let full = places(small, &CHOICES, &mut slots, &mut counts, &mut starts).unwrap_err();
-        assert_eq!(full, Full { region: 1, tokens: 4, rows: 3 });
+        let expected = Full { region: 1, tokens: 4, rows: 3, choices: 8, regions: 2 };
+        assert_eq!((full, full.factor()), (expected, 1.0));
         assert!(full.to_string().contains("4 tokens go to the experts of part 1"));
+        // The last choice of expert 3 has no row: the numbers stay in place.
+        assert_eq!(
+            (&slots[..], &counts[..]),
+            (&[4, 0, 2, 5, NOWHERE, NOWHERE, 1, 3][..], &[2, 1, 1, 2][..])
+        );
     }
 
     #[test]

@@ -4,8 +4,8 @@ use crate::failure::Failure;
 use crate::flags::{
     ClusterFlags, CommonFlags, Defaults, HeadroomFlags, Origins, Problems, Request, StrategyFlags,
 };
-use crate::output::{ModelRecord, Subject};
-use crate::overview::{plan_text, warnings};
+use crate::output::Subject;
+use crate::overview::{largest_peak, plan_text, warnings};
 use crate::sweep::SweepFlags;
 use clap::Args;
 use paceline_plan::collective::SummationOrder;
@@ -104,11 +104,11 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             let warnings = warnings(&plan, &summary, on(&plan, cluster.as_ref(), headroom));
             if output.is_json() {
                 let subject = Subject::new(&model, &plan.strategy, cluster.as_ref());
-                return Ok(output.print_json(&Record::new(subject, &summary, &warnings))?);
+                let at_most = largest_peak(&model, &plan);
+                return Ok(output.print_json(&Record::new(subject, &summary, at_most, &warnings))?);
             }
             let device = cluster.as_ref().map(|c| (c.device.name.as_str(), c.device.memory));
-            let record = ModelRecord::from(&model);
-            Ok(output.print(&plan_text(&record, &plan, &summary, device, &warnings))?)
+            Ok(output.print(&plan_text(&model, &plan, &summary, device, &warnings))?)
         }
     }
 }
@@ -119,7 +119,9 @@ pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> 
     let summary = summarize(&plan);
     let warnings = warnings(&plan, &summary, on(&plan, cluster.as_ref(), headroom));
     let subject = Subject::new(&model, &plan.strategy, cluster.as_ref());
-    let record = Record::new(subject, &summary, &warnings);
+    let asked = flags.sweep.mentions(&["peak_bytes_at_most"]);
+    let at_most = if asked { largest_peak(&model, &plan) } else { None };
+    let record = Record::new(subject, &summary, at_most, &warnings);
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
 }
 
@@ -192,6 +194,9 @@ struct Record<'a> {
     ops_per_iteration: usize,
     bubble_fraction: f64,
     peak_bytes: u64,
+    /// The same if uneven routing enlarges the buffers of experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_bytes_at_most: Option<u64>,
     memory: BTreeMap<&'static str, u64>,
     /// Offload store of the role with the highest peak, outside its arena.
     offload_store_bytes: u64,
@@ -205,7 +210,12 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    fn new(subject: Subject, summary: &Summary, warnings: &'a [String]) -> Self {
+    fn new(
+        subject: Subject,
+        summary: &Summary,
+        at_most: Option<Bytes>,
+        warnings: &'a [String],
+    ) -> Self {
         let traffic = || summary.traffic.iter();
         Self {
             subject,
@@ -214,6 +224,7 @@ impl<'a> Record<'a> {
             ops_per_iteration: summary.ops_per_iteration,
             bubble_fraction: summary.bubble_fraction,
             peak_bytes: summary.peak_bytes.0,
+            peak_bytes_at_most: at_most.map(|bytes| bytes.0),
             memory: MemoryKind::ARENA.map(|kind| (kind.name(), summary.memory.of(kind).0)).into(),
             offload_store_bytes: summary.memory.stored().0,
             shared_bytes: summary.memory.shared().0,

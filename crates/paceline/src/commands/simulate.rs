@@ -11,7 +11,8 @@ use crate::flags::{
 };
 use crate::output::{ModelRecord, Output, Subject, write};
 use crate::overview::{
-    Line, estimate_facts, facts, percent, pipeline, prediction, simulation_text, warnings,
+    Line, estimate_facts, facts, largest_peak, percent, pipeline, prediction, simulation_text,
+    warnings,
 };
 use crate::report::{Insight, MemoryRow, ReportInput, picture, render};
 use crate::sweep::SweepFlags;
@@ -124,7 +125,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     }
     let record = ModelRecord::from(&model);
     if let Some(path) = &flags.report {
-        let mut summary = facts(&record, &plan);
+        let mut summary = facts(&model, &plan);
         summary.push(("cluster".to_owned(), cluster.name.clone()));
         summary.extend(prediction(&record, &plan, &outcome).into_iter().map(
             |Line { name, value, note }| (name, format!("{value} {note}").trim_end().to_owned()),
@@ -144,7 +145,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     }
     if output.is_json() {
         let subject = Subject::new(&model, &plan.strategy, Some(&cluster));
-        output.print_json(&Record::new(subject, &outcome, &estimate, flags.details))?;
+        let at_most = largest_peak(&model, &plan);
+        output.print_json(&Record::new(subject, (&outcome, at_most), &estimate, flags.details))?;
         std::mem::forget((plan, outcome));
         return Ok(());
     }
@@ -152,7 +154,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         outcome.details = None;
     }
     let predicted = (&outcome, &estimate);
-    output.print(&simulation_text(&record, &plan, &cluster, predicted, &warnings))?;
+    output.print(&simulation_text(&model, &plan, &cluster, predicted, &warnings))?;
     // The process ends here and frees its memory at once.
     std::mem::forget((plan, outcome));
     Ok(())
@@ -165,7 +167,9 @@ pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> 
     let Prediction { model, plan, cluster, outcome, estimate } =
         predict(flags, origins, false, flags.details || wanted)?;
     let subject = Subject::new(&model, &plan.strategy, Some(&cluster));
-    let record = Record::new(subject, &outcome, &estimate, flags.details);
+    let asked = flags.sweep.mentions(&["peak_bytes_at_most"]);
+    let at_most = if asked { largest_peak(&model, &plan) } else { None };
+    let record = Record::new(subject, (&outcome, at_most), &estimate, flags.details);
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
 }
 

@@ -51,8 +51,8 @@ pub(crate) struct StrategyFlags {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub etp: Option<String>,
     /// Size of the buffer for tokens sent to another rank's experts, as a multiple of an equal
-    /// share of a rank's tokens, with --ep and experts without a capacity; more tokens end the run
-    /// [default: 1, 2 for train]
+    /// share of a rank's tokens, with --ep and experts without a capacity; a run that needs more goes
+    /// on with larger buffers [default: 1, 2 for train]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub expert_buffer_factor: Option<String>,
     /// Sequence parallelism: with --tp, shard activations outside the matrices along tokens

@@ -1,6 +1,6 @@
 //! Starts the ranks of this machine and supervises them.
 
-use super::rank_identity::{LAYOUT, RANK, RENDEZVOUS, RESUME, RUN, WORLD};
+use super::rank_identity::{EXPERT_BUFFERS, LAYOUT, RANK, RENDEZVOUS, RESUME, RUN, WORLD};
 use super::recovery::RestartState;
 use crate::flags::{Launch, SECRET};
 use anyhow::Context;
@@ -150,6 +150,9 @@ impl Ranks {
         }
         if let Some(resume) = &carried.resume {
             command.env(RESUME, resume);
+        }
+        if let Some(factor) = carried.expert_buffer_factor {
+            command.env(EXPERT_BUFFERS, factor.to_string());
         }
         if let Some(layout) = &carried.layout {
             command.env(LAYOUT, serde_json::to_string(layout)?);

@@ -3,6 +3,7 @@
 //! ```text
 //! launcher       starts the ranks of this machine, supervises them, and reports why they ended
 //! recovery       what happens after a failure: all ranks restart, or the remaining ones do
+//! expert_buffers larger buffers for experts, which a rank asks its launcher for
 //! layout         layouts of the same work on fewer ranks
 //! rank_process   setup of a rank process, started by this program, torchrun, mpirun or srun
 //! rank_identity  rank of a process, and address of the rendezvous server
@@ -11,12 +12,14 @@
 //! A rank is this same program with the same arguments and makes the same plan. The rendezvous
 //! server refuses to start ranks whose plans differ.
 
+mod expert_buffers;
 mod launcher;
 mod layout;
 mod rank_identity;
 mod rank_process;
 mod recovery;
 
+pub(crate) use expert_buffers::LargerBuffers;
 pub(crate) use layout::Layout;
 pub(crate) use rank_identity::{RankIdentity, rank_identity};
 pub(crate) use rank_process::{RankProcess, connect};

@@ -15,6 +15,7 @@ pub(super) const RUN: &str = "PACELINE_RUN";
 /// Variables that it also sets for restarted ranks.
 pub(super) const RESUME: &str = "PACELINE_RESUME";
 pub(super) const LAYOUT: &str = "PACELINE_LAYOUT";
+pub(super) const EXPERT_BUFFERS: &str = "PACELINE_EXPERT_BUFFERS";
 
 /// Identity of a process in a job.
 #[derive(Clone, Debug)]

@@ -5,11 +5,12 @@
 //! checkpoint is either complete or absent, and a rank depends only on it and on the plan. A
 //! restarted run therefore ends with the same bits as an uninterrupted one.
 
+use super::expert_buffers::LargerBuffers;
 use super::launcher::{Attempt, End, Interrupts, attempt};
 use super::layout::Layout;
-use super::rank_identity::{LAYOUT, RANK, RESUME};
+use super::rank_identity::{EXPERT_BUFFERS, LAYOUT, RANK, RESUME};
 use crate::failure::Failure;
-use crate::flags::{CheckpointOptions, Launch};
+use crate::flags::Launch;
 use crate::output::{Journal, Output, RestartRecord, RunDir};
 use anyhow::anyhow;
 use paceline_exec::checkpoint::Checkpoint;
@@ -24,6 +25,8 @@ pub(crate) struct SupervisedRun<'a> {
     pub launch: &'a Launch,
     /// The run's directory.
     pub directory: &'a Path,
+    /// Folders for its checkpoints.
+    pub checkpoints: &'a [PathBuf],
     /// Checkpoint to start from, if the run is resumed.
     pub resume: Option<&'a Checkpoint>,
     /// Number of iterations of the whole run.
@@ -39,6 +42,8 @@ pub(crate) struct RestartState {
     pub resume: Option<PathBuf>,
     /// Layout that replaces the requested one.
     pub layout: Option<Layout>,
+    /// Size of the experts' buffers that replaces the requested one.
+    pub expert_buffer_factor: Option<f64>,
 }
 
 /// Reads the state that the launcher passed to this process, if it has one.
@@ -53,7 +58,10 @@ pub(crate) fn restart_state() -> Result<RestartState, Failure> {
         })?),
         Err(_) => None,
     };
-    Ok(RestartState { resume: std::env::var_os(RESUME).map(PathBuf::from), layout })
+    let expert_buffer_factor =
+        std::env::var(EXPERT_BUFFERS).ok().and_then(|text| text.parse().ok());
+    let resume = std::env::var_os(RESUME).map(PathBuf::from);
+    Ok(RestartState { resume, layout, expert_buffer_factor })
 }
 
 /// Starts the ranks, and restarts them if requested, until they are done.
@@ -64,15 +72,31 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
     let (mut world, mut left) = (run.world, run.world);
     let mut from = run.resume.map_or(0, |resume| resume.state().iteration);
     let resume = run.resume.map(|resume| resume.path().to_owned());
-    let mut carried = RestartState { resume, layout: None };
+    let mut carried = RestartState { resume, ..RestartState::default() };
     let mut before: Option<String> = None;
-    for restart in 1.. {
+    let mut restart = 0;
+    // Left by a run that was killed.
+    LargerBuffers::take(run.directory);
+    loop {
         let started = Attempt { world, launch: run.launch, directory: run.directory };
-        let fall = match attempt(&started, &carried, &interrupts) {
+        let ended = attempt(&started, &carried, &interrupts);
+        if let (Err(End::Failed(_)), Some(larger)) = (&ended, LargerBuffers::take(run.directory))
+            && !interrupts.any()
+        {
+            // Not a failure: no rank is lost, and the same cannot happen again.
+            carried.expert_buffer_factor = Some(larger.factor);
+            from = rewind(run, &mut carried, from, output);
+            let record = RestartRecord { after: from, cause: larger.cause() };
+            Journal::note_restart(&directory, record)?;
+            larger.report(from, output);
+            continue;
+        }
+        let fall = match ended {
             Ok(()) => return Ok(()),
             Err(End::Interrupted) => return Err(Failure::Interrupted),
             Err(End::Failed(fall)) => fall,
         };
+        restart += 1;
         let repeated =
             fall.self_reported && before.as_deref() == Some(without_reporter(&fall.cause));
         let end = |why: &str| Failure::Run(anyhow!("{}{why}{}", fall.cause, fall.hint));
@@ -94,18 +118,7 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
             };
             (carried.layout, world) = (Some(layout), ranks);
         }
-        let folder = CheckpointOptions::folder(run.directory);
-        // Without a whole one the run starts where it started before.
-        if let Ok((newest, skipped)) = Checkpoint::newest_whole(&folder, run.iterations) {
-            (from, carried.resume) = (newest.state().iteration, Some(newest.path().to_owned()));
-            for skipped in skipped {
-                output.note(&format!(
-                    "{} is left out: {}",
-                    skipped.path.display(),
-                    skipped.problem
-                ));
-            }
-        }
+        from = rewind(run, &mut carried, from, output);
         tracing::info!(target: "launch", restart, world, from, cause = %fall.cause, "restarting");
         Journal::note_restart(
             &directory,
@@ -117,7 +130,27 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
         );
         before = Some(without_reporter(&fall.cause).to_owned());
     }
-    unreachable!("restarts are bounded")
+}
+
+/// Makes restarted ranks resume from the newest whole checkpoint; returns its iteration. Without one
+/// the run starts where it started before, `from`.
+fn rewind(run: &SupervisedRun<'_>, carried: &mut RestartState, from: u32, output: &Output) -> u32 {
+    let mut newest = None;
+    for folder in run.checkpoints {
+        let Ok((found, skipped)) = Checkpoint::newest_whole(folder, run.iterations) else {
+            continue;
+        };
+        for skipped in skipped {
+            output.note(&format!("{} is left out: {}", skipped.path.display(), skipped.problem));
+        }
+        let later = |newest: &Checkpoint| newest.state().iteration < found.state().iteration;
+        if newest.as_ref().is_none_or(later) {
+            newest = Some(found);
+        }
+    }
+    let Some(newest) = newest else { return from };
+    carried.resume = Some(newest.path().to_owned());
+    newest.state().iteration
 }
 
 /// A cause without the rank that reports it: several ranks may hit it, and any may report first.

@@ -2,12 +2,14 @@
 
 mod advice;
 mod details;
+mod experts;
 mod plan;
 mod simulation;
 mod table;
 
 pub(crate) use advice::warnings;
 pub(crate) use details::estimate_facts;
+pub(crate) use experts::largest_peak;
 pub(crate) use plan::{facts, pipeline, plan_text};
 pub(crate) use simulation::{Line, prediction, simulation_text};
 pub(crate) use table::{count, cut, percent, table};

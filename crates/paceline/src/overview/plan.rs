@@ -1,9 +1,11 @@
 //! Summary of a plan that fits one screen.
 
+use super::experts::expert_fact;
 use super::table::{count, cut, percent, table};
 use crate::output::ModelRecord;
 use paceline_plan::collective::{CollectiveKind, SummationOrder, resolve};
 use paceline_plan::compress::Compression;
+use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::strategy::{Offload, Recompute, Sync, Zero};
 use paceline_plan::summary::Summary;
@@ -16,7 +18,8 @@ const ROLES: usize = 8;
 const ROLE_WIDTH: usize = 64;
 
 /// Facts about the plan, as pairs of a name and its explanation.
-pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
+pub(crate) fn facts(described: &Model, plan: &Plan) -> Vec<(String, String)> {
+    let model = ModelRecord::from(described);
     let s = &plan.strategy;
     let fact = |name: &str, text: String| (name.to_owned(), text);
     let mut extras = if model.tied { ", tied head".to_owned() } else { String::new() };
@@ -60,6 +63,7 @@ pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
     ];
     facts.extend(agreement(plan).map(|text| fact("replicas", text)));
     facts.extend(compression(plan).map(|text| fact("compress", text)));
+    facts.extend(expert_fact(described, plan).map(|text| fact("experts", text)));
     facts.push(fact("schedule", schedule(plan)));
     facts
 }
@@ -167,7 +171,7 @@ fn compression(plan: &Plan) -> Option<String> {
 
 /// The summary of a plan, at most 40 lines of 100 columns.
 pub(crate) fn plan_text(
-    model: &ModelRecord,
+    model: &Model,
     plan: &Plan,
     summary: &Summary,
     device: Option<(&str, Bytes)>,

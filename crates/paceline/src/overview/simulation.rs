@@ -5,6 +5,7 @@ use super::plan::{facts, wrap, wrap_warnings};
 use super::table::{count, cut, percent, table};
 use crate::estimate::Estimate;
 use crate::output::ModelRecord;
+use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
 use paceline_plan::staleness::Staleness;
 use paceline_sim::cluster::Cluster;
@@ -19,7 +20,7 @@ const EXCEPTIONS: usize = 8;
 
 /// The summary of a prediction, at most 40 lines of 100 columns; more if the outcome has details.
 pub(crate) fn simulation_text(
-    model: &ModelRecord,
+    model: &Model,
     plan: &Plan,
     cluster: &Cluster,
     (outcome, estimate): (&Outcome, &Estimate),
@@ -87,7 +88,7 @@ pub(crate) fn prediction(model: &ModelRecord, plan: &Plan, outcome: &Outcome) ->
 
 fn write_simulation(
     out: &mut String,
-    model: &ModelRecord,
+    model: &Model,
     plan: &Plan,
     cluster: &Cluster,
     outcome: &Outcome,
@@ -107,7 +108,7 @@ fn write_simulation(
         writeln!(out, "          {}", cut(line, 90))?;
     }
     writeln!(out)?;
-    for Line { name, value, note } in prediction(model, plan, outcome) {
+    for Line { name, value, note } in prediction(&ModelRecord::from(model), plan, outcome) {
         writeln!(out, "{}", format!("{name:<14} {value:>9}  {note}").trim_end())?;
     }
     writeln!(out)?;

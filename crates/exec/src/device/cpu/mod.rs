@@ -16,6 +16,7 @@ use crate::memory::Memory;
 use crate::progress::exchange::NativeExchange;
 use crate::rank_coords::RankCoords;
 use crate::run::check;
+use crate::run::expert_overflow::finishes_overflow;
 use crate::types::{Float, Types};
 use bind::Bound;
 use compressed_adam::MomentumExchange;
@@ -25,6 +26,7 @@ use ops::clicks::TablesHeld;
 use ops::experts::Routed;
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError, Span};
+use paceline_kernels::experts::dispatch::Full;
 use paceline_kernels::loss::Columns;
 use paceline_kernels::pool::{Choice, Pool};
 use paceline_kernels::{Bf16, F16, Rows, reduce};
@@ -259,6 +261,10 @@ impl Device for Cpu {
         Ok(Seconds(0.0))
     }
 
+    fn take_overflow(&mut self) -> Option<Full> {
+        self.routed.take_overflow()
+    }
+
     fn taken(&self) -> Option<u64> {
         None
     }
@@ -298,7 +304,7 @@ impl Cpu {
             positions: sequence.iter().copied().cycle().take(rows as usize).collect(),
             workspace: vec![0.0; needs.max().unwrap_or(0)],
             order: vec![0; rows as usize],
-            routed: Routed::for_all(kinds),
+            routed: Routed::for_all(kinds, finishes_overflow(plan)),
             tables: TablesHeld::of(program, place),
             types,
             pass: Pass { rate: 0.0, loss_scale: 1.0, watching: false },

@@ -3,6 +3,7 @@
 use crate::estimate::{Estimate, FailureEstimate};
 use crate::output::Subject;
 use paceline_plan::staleness::Staleness;
+use paceline_plan::units::Bytes;
 use paceline_sim::training::TrainingCost;
 use paceline_sim::{
     Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart, RankGroup, Slowest,
@@ -28,6 +29,9 @@ pub(super) struct Record<'a> {
     exposed_communication_s: f64,
     bubble_fraction: f64,
     peak_bytes: u64,
+    /// The same if uneven routing enlarges the buffers of experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_bytes_at_most: Option<u64>,
     /// Memory that the profile's software needs, and what it leaves free.
     needed_bytes: u64,
     headroom_bytes: u64,
@@ -55,7 +59,7 @@ impl<'a> Record<'a> {
     /// Builds the record; `curves` adds the roles' memory over time, a long list.
     pub(super) fn new(
         subject: Subject,
-        outcome: &'a Outcome,
+        (outcome, at_most): (&'a Outcome, Option<Bytes>),
         estimate: &Estimate,
         curves: bool,
     ) -> Self {
@@ -70,6 +74,7 @@ impl<'a> Record<'a> {
             exposed_communication_s: outcome.exposed_communication.0,
             bubble_fraction: outcome.bubble_fraction,
             peak_bytes: outcome.peak_bytes.0,
+            peak_bytes_at_most: at_most.map(|bytes| bytes.0),
             needed_bytes: outcome.fit.needed.0,
             headroom_bytes: outcome.fit.headroom.0,
             fits: outcome.fit.fits,

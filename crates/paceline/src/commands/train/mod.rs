@@ -3,6 +3,7 @@
 mod contradictions;
 mod directory;
 mod events;
+mod expert_buffers;
 mod files;
 mod machine;
 mod record;
@@ -163,6 +164,9 @@ fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, 
     if let Some(layout) = &carried.layout {
         layout.apply(&mut strategy);
     }
+    if let Some(factor) = carried.expert_buffer_factor {
+        strategy.expert_buffer_factor = Some(factor.to_string());
+    }
     let data = flags.data.check(&DataDefaults::of(&keeping), &mut problems);
     let launch = flags.launch.check(&mut problems);
     if flags.checkpoints.resume.is_some() && keeping.resume.is_none() && strategy.model.is_none() {
@@ -176,6 +180,9 @@ fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, 
     let written = written.and_then(|directory| Settings::read(&directory.join(SETTINGS)));
     // A layout that replaces the requested one for lack of ranks is not what a later run wants.
     job.settings = written.unwrap_or_else(|| Settings::of(&job, flags));
+    if let Some(factor) = carried.expert_buffer_factor {
+        job.settings.set("expert-buffer-factor", factor.into());
+    }
     Ok(job)
 }
 
@@ -203,6 +210,8 @@ struct Job {
     asked: (StrategyFlags, ClusterFlags),
     /// The settings that `--resume` takes over.
     settings: Settings,
+    /// Set by Ctrl-C.
+    interrupted: Option<Arc<AtomicBool>>,
 }
 
 impl Job {
@@ -294,6 +303,7 @@ impl Job {
             warm_up,
             asked,
             settings: Settings::default(),
+            interrupted: None,
         };
         job.select_measurements();
         Ok(job)
@@ -354,6 +364,7 @@ impl Job {
             }
             None if threads => {
                 let directory = self.directory()?;
+                Self::clear_scratch(&directory);
                 self.run_leader(directory, None, output)
             }
             None => {
@@ -363,16 +374,20 @@ impl Job {
                     output.note(&format!("warning: {left_out}"));
                 }
                 self.profile_machine(&directory);
+                Self::clear_scratch(&directory);
+                let scratch = Self::scratch_folder(directory.path());
                 let run = launch::SupervisedRun {
                     world,
                     launch: &self.launch,
                     directory: directory.path(),
+                    checkpoints: &[CheckpointOptions::folder(directory.path()), scratch],
                     resume: self.keeping.resume.as_deref(),
                     iterations: self.training.iterations,
                     replan: &|ranks| self.replan(ranks),
                 };
                 let before = core_migration_note(&self.cluster);
                 let ended = launch::run(&run, output);
+                Self::clear_scratch(&directory);
                 if let Some(moved) = before.or_else(|| core_migration_note(&self.cluster)) {
                     output.note(&moved);
                 }
@@ -383,20 +398,14 @@ impl Job {
 
     /// The largest layout of the request on at most `ranks` ranks, and the number of ranks it uses.
     fn replan(&self, ranks: u32) -> Option<(Layout, u32)> {
-        let (asked, flags) = &self.asked;
-        let on = flags.cluster.is_some().then_some((flags, &self.cluster));
         Layout::smaller(&self.plan.strategy, ranks).into_iter().find_map(|layout| {
-            let mut strategy = asked.clone();
+            let mut strategy = self.asked.0.clone();
             layout.apply(&mut strategy);
+            let plan = self.lower_again(&strategy).ok()?;
             let mut problems = Problems::default();
-            let shm_domain = shm_domain(&self.launch, &strategy);
-            let (limit, library) = (self.launch.memory_limit, self.launch.library);
-            let defaults = Defaults { limit, shm_domain, library, ..DEFAULTS };
-            let plan = strategy.check(defaults, on, &mut problems)?.plan;
-            fits_limit(&plan, self.launch.memory_limit, &mut problems);
             can_start(&plan, &self.launch, &mut problems);
-            let sound = problems.is_empty() && check_plan(&plan).is_ok();
-            let runs = sound && paceline_exec::can_run(&plan, self.launch.device).is_ok();
+            let runs =
+                problems.is_empty() && paceline_exec::can_run(&plan, self.launch.device).is_ok();
             runs.then(|| (layout, plan.mesh.world()))
         })
     }
@@ -411,6 +420,9 @@ impl Job {
             &mut |_| {},
         );
         followed.map(|_| ()).map_err(|error| {
+            if let Some(failure) = self.asks_for_buffers(&error, &member) {
+                return failure;
+            }
             member.write_flight_record(&error.to_string(), self.training.out.as_ref());
             member.place.failed(error.into())
         })
@@ -437,8 +449,9 @@ impl Job {
         let predicted = self.predict(&mut record);
         self.announce(&record, output)?;
 
-        let (stop, progress) =
-            (stop_on_interrupt(output, "end the run without its files"), self.progress(&record));
+        let unheard = "end the run without its files";
+        let stop = self.interrupted.get_or_insert_with(|| stop_on_interrupt(output, unheard));
+        let (stop, progress) = (Arc::clone(stop), self.progress(&record));
         let mut listener_left = false;
         let mut heard = |iteration: &IterationReport| {
             let IterationReport { loss, tokens_per_s, dropped_tokens: dropped, .. } = *iteration;
@@ -477,6 +490,19 @@ impl Job {
                 (Some(outcome.trace), exported)
             }
             Err(error) => {
+                if let Some(failure) =
+                    member.as_ref().and_then(|member| self.asks_for_buffers(&error, member))
+                {
+                    return Err(failure);
+                }
+                match (self.larger_buffers(&error), &member) {
+                    (Some(larger), None) => return self.go_on(larger, directory, output),
+                    // Its own launcher cannot start it again, but `--resume` can.
+                    (Some(larger), Some(_)) if self.enlarge(&larger).is_ok() => {
+                        self.store_settings(&directory)?;
+                    }
+                    (_, _) => {}
+                }
                 let cause = error.to_string();
                 let failure = match &member {
                     Some(member) => {
@@ -496,6 +522,9 @@ impl Job {
             return Err(self.with_remedy(failure, &directory));
         }
         Journal::clear(&directory);
+        if member.is_none() {
+            Self::clear_scratch(&directory);
+        }
         match self.purpose {
             Purpose::Train => {
                 let (predicted, measured) = (predicted.as_ref(), measured.as_ref());
@@ -542,6 +571,7 @@ impl Job {
                 (None, None) => Start::Seed,
             },
             save: self.save(directory),
+            save_at_end: self.keeping.saving != SavePolicy::Never,
             stop: Arc::clone(stop),
             exchange_timeout: EXCHANGE_TIMEOUT.max(self.launch.heartbeat_timeout),
             device: device_of(&self.launch, self.place.as_ref()),
@@ -569,10 +599,13 @@ impl Job {
 
     /// Checkpoint options of the run, if it is saved.
     fn save(&self, directory: &Path) -> Option<SaveOptions> {
-        let every = match self.keeping.saving {
-            SavePolicy::Never => return None,
-            SavePolicy::AtEnd => None,
-            SavePolicy::Every(every) => Some(every),
+        // A run that is not saved may still have to go on from where its experts overflowed.
+        let overflows = self.launch.device == Device::Cpu && self.plan.expert_buffers().is_some();
+        let (every, directory) = match self.keeping.saving {
+            SavePolicy::Never if !overflows => return None,
+            SavePolicy::Never => (None, Self::scratch_folder(directory)),
+            SavePolicy::AtEnd => (None, CheckpointOptions::folder(directory)),
+            SavePolicy::Every(every) => (Some(every), CheckpointOptions::folder(directory)),
         };
         let mut extra_files = vec![
             (MODEL.to_owned(), self.model.to_toml().into_bytes()),
@@ -583,7 +616,7 @@ impl Job {
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Some(SaveOptions {
-            directory: CheckpointOptions::folder(directory),
+            directory,
             every,
             keep: self.keeping.keep,
             // The start time and the process id distinguish two runs in one directory.

@@ -52,8 +52,8 @@ impl Job {
                 bytes: program.memory.of(kind).0,
             })
         });
+        let mut facts = facts(model, plan);
         let model = ModelRecord::from(model);
-        let mut facts = facts(&model, plan);
         if self.warm_up > 0 {
             let (first, all) = (self.warm_up, training.iterations);
             facts.push(("warm-up".to_owned(), format!("iterations 1 to {first} of {all}")));

@@ -103,10 +103,18 @@ impl Settings {
         ] {
             all.insert(flag.to_owned(), value);
         }
+        if job.plan.expert_buffers().is_some() {
+            all.insert("expert-buffer-factor".to_owned(), s.expert_buffer_factor.into());
+        }
         if s.compress != Compression::None {
             all.insert("compress-warmup".to_owned(), number(job.warm_up.into()));
         }
         Self(all)
+    }
+
+    /// Sets a flag to another value.
+    pub(super) fn set(&mut self, flag: &str, value: Value) {
+        self.0.insert(flag.to_owned(), value);
     }
 
     /// Reads a file written by [`to_toml`](Self::to_toml).

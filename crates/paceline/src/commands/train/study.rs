@@ -46,8 +46,17 @@ pub(crate) fn result(flags: &JobFlags, origins: Origins) -> Result<Value, Failur
     let mut job = prepare(&flags, Purpose::Measure, origins)?;
     job.keeping.saving = SavePolicy::Never;
     let stop = Arc::default();
-    let options = TrainOptions { keep_parameters: true, ..job.options(&stop, Path::new("")) };
-    let outcome = paceline_exec::train(&job.plan, &options, &mut |_| {})?;
+    let outcome = loop {
+        let options =
+            TrainOptions { keep_parameters: true, save: None, ..job.options(&stop, Path::new("")) };
+        match paceline_exec::train(&job.plan, &options, &mut |_| {}) {
+            Ok(outcome) => break outcome,
+            Err(error) => match job.larger_buffers(&error) {
+                Some(larger) => job.enlarge(&larger)?,
+                None => return Err(error.into()),
+            },
+        }
+    };
     let found = evaluate_outcome(&job, outcome)?;
     serde_json::to_value(found).map_err(|error| Failure::Run(error.into()))
 }

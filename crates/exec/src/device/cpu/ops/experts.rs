@@ -4,7 +4,7 @@ use crate::device::OpShape;
 use crate::device::cpu::bind::{Bound, fallible, plain, with_workspace};
 use crate::error::Fault;
 use crate::rank_coords::RankCoords;
-use paceline_kernels::experts::dispatch as tokens;
+use paceline_kernels::experts::dispatch::{self as tokens, Full};
 use paceline_kernels::experts::product;
 use paceline_kernels::experts::route::{self as router, Room};
 use paceline_kernels::{Element, Rows, Write};
@@ -21,11 +21,18 @@ pub(in crate::device::cpu) struct Routed {
     whole: Vec<u32>,
     floats: Vec<f32>,
     starts: Vec<u32>,
+    /// True if an iteration whose experts overflow is finished.
+    finishes_overflow: bool,
+    /// Largest overflow of this iteration.
+    full: Option<Full>,
 }
 
 impl Routed {
     /// Allocates buffers for the largest of the operators.
-    pub(in crate::device::cpu) fn for_all(kinds: impl Iterator<Item = OpKind>) -> Self {
+    pub(in crate::device::cpu) fn for_all(
+        kinds: impl Iterator<Item = OpKind>,
+        finishes_overflow: bool,
+    ) -> Self {
         let (mut whole, mut floats, mut starts) = (0, 0, 0);
         for kind in kinds {
             if let OpKind::Route(routing) = kind {
@@ -35,7 +42,27 @@ impl Routed {
                 starts = starts.max(experts as usize);
             }
         }
-        Self { whole: vec![0; whole], floats: vec![0.0; floats], starts: vec![0; starts] }
+        Self {
+            whole: vec![0; whole],
+            floats: vec![0.0; floats],
+            starts: vec![0; starts],
+            finishes_overflow,
+            full: None,
+        }
+    }
+
+    pub(in crate::device::cpu) fn take_overflow(&mut self) -> Option<Full> {
+        self.full.take()
+    }
+
+    /// Notes an overflow, or fails with it.
+    fn overflows(&mut self, full: Full) -> Result<(), Fault> {
+        if !self.finishes_overflow {
+            return Err(Fault::Full(full));
+        }
+        let larger = self.full.is_none_or(|known| known.factor() < full.factor());
+        self.full = if larger { Some(full) } else { self.full };
+        Ok(())
     }
 
     fn room(&mut self) -> Room<'_> {
@@ -108,13 +135,19 @@ pub(in crate::device::cpu) fn dispatch<T: Element>(
             let shape = tokens::Shape { tokens: on.rows(0), topk, experts, regions, region_rows };
             let (slots, counts) = (on.words_out(1), on.words_out(2));
             let starts = &mut cpu.routed.starts[..experts];
-            tokens::places(shape, on.ids(1), slots, counts, starts).map_err(Fault::Full)?;
+            tokens::places(shape, on.ids(1), slots, counts, starts)
+                .or_else(|full| cpu.routed.overflows(full))?;
             tokens::scatter(&cpu.pool, shape, on.input::<T>(0), slots, on.output(0));
             Ok(())
         })),
         OpPass::BackwardInput => Some(plain(move |cpu, on, _| {
             let shape = all_of(on.output_rows(0), topk, on.rows(0).rows);
-            tokens::gather(&cpu.pool, shape, on.input::<T>(0), on.ids(1), on.output(0));
+            let dx = on.output::<T>(0);
+            tokens::gather(&cpu.pool, shape, on.input(0), on.ids(1), dx);
+            if cpu.routed.full.is_some() {
+                // Tells all ranks, by the gradient norm, that this iteration does not count.
+                dx[0] = T::narrow(f32::NAN);
+            }
         })),
         OpPass::BackwardWeight => None,
     }
