@@ -26,31 +26,20 @@ fn assert_within(table: &str, median: f64, most: f64) {
 }
 
 /// VIA-Research/vTrain, `trace/a100` and `trace/v100`: one DGX A100 and one DGX-1.
-const VTRAIN: &str = "\
-gpu,gpus,op,size_bytes,time_us_out_of_place,time_us_in_place
-A100,2,all_reduce,16777216,131.9,129.4
-A100,2,all_reduce,1073741824,5442.8,5453.4
-A100,3,all_reduce,33554432,266.5,263.9
-A100,4,all_reduce,1048576,51.4,52.74
-A100,4,all_reduce,268435456,1929.0,1927.7
-A100,5,all_reduce,8388608,123.8,120.2
-A100,6,all_reduce,4194304,82.55,80.11
-A100,7,all_reduce,134217728,1147.4,1145.3
-A100,8,all_reduce,16777216,232.4,231.0
-A100,8,all_reduce,1073741824,8193.0,8196.4
-V100,2,all_reduce,2097152,116.0,114.5
-V100,3,all_reduce,16777216,518.2,518.299
-V100,4,all_reduce,134217728,2364.8,2360.0
-V100,5,all_reduce,67108864,2953.3,2948.9
-V100,6,all_reduce,8388608,333.3,333.5
-V100,7,all_reduce,4194304,157.8,158.6
-V100,8,all_reduce,2097152,101.3,101.0
-V100,8,all_reduce,536870912,7004.4,7012.2
-";
+const VTRAIN: &str = include_str!("../../../validation/nccl_all_reduce.csv");
 
+/// Every row. Those of two and three A100s below 8 MiB are the worst: they take 14 to 23 µs longer than
+/// four and five do with the same latencies.
 #[test]
 fn one_host_comes_out_within_a_tenth() {
-    assert_within(VTRAIN, 0.10, 0.15);
+    let errors = errors(VTRAIN);
+    assert_eq!(errors.len(), 77);
+    let at = |share: f64| errors[(share * errors.len() as f64).ceil() as usize - 1];
+    assert!(at(0.5) <= 0.034, "median {:.1} %", 100.0 * at(0.5));
+    assert!(at(0.9) <= 0.12, "90th percentile {:.1} %", 100.0 * at(0.9));
+    assert!(at(1.0) <= 0.33, "worst {:.1} %", 100.0 * at(1.0));
+    let within = errors.iter().filter(|error| **error <= 0.15).count();
+    assert!(within >= 70, "{within} rows within 15 %");
 }
 
 /// microsoft/superbenchmark, `tests/benchmarks/micro_benchmarks/test_cuda_nccl_bw_performance.py`:

@@ -71,6 +71,10 @@ pub(crate) struct RunRecord {
     pub floor: Option<f64>,
     /// Predicted iteration time.
     pub predicted_iteration_s: Option<f64>,
+    /// Factors on it between which the measured time is expected on an idle machine; absent where the
+    /// machine is described, whose description has the error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_band: Option<[f64; 2]>,
     /// Number of iterations done before the part that is measured: when the run was started,
     /// resumed or restarted last.
     #[serde(default)]

@@ -132,7 +132,9 @@ fn disturbed(
     if losses.len() < 40 {
         let resumed = here.run(&format!("train --json --resume {run}"));
         assert_eq!(resumed.code, Some(0), "{told}\n{}", resumed.err);
-        resumed.out.lines().for_each(|line| drop(note(line, &mut losses)));
+        for line in resumed.out.lines() {
+            note(line, &mut losses);
+        }
     }
     let found = leftovers(&here.path().join(run));
     assert!(found.is_empty(), "{told}: {found:?}");
@@ -148,7 +150,9 @@ fn resumed_runs_end_with_the_bits_of_undisturbed_ones() {
     let here = Folder::new();
     let mut expected = BTreeMap::new();
     let whole = here.run(&format!("{TRAIN} --dp 2 --out whole")).done();
-    whole.out.lines().for_each(|line| drop(note(line, &mut expected)));
+    for line in whole.out.lines() {
+        note(line, &mut expected);
+    }
     assert_eq!(expected.len(), 40);
     for number in 0..count {
         let transport = ["shm", "tcp"][dice.roll(2) as usize];

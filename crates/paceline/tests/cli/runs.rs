@@ -57,6 +57,27 @@ fn a_run_reports_every_iteration_and_its_end() {
     }
 }
 
+/// A prediction without a description of the machine says how far off it may be; PowerSGD says that a
+/// run is too short for it.
+#[test]
+fn what_is_known_of_a_prediction_and_of_a_short_run_is_told() {
+    let here = Folder::new();
+    let short =
+        "train --model mini --seq 16 --dp 2 --global-batch 4 --iterations 3 --transport thread";
+    let ran = here.run(&format!("{short} --compress powersgd:2 --out quick")).done();
+    assert!(ran.out.contains("from a profile of half a second: "), "{}", ran.out);
+    assert!(ran.out.contains("warning: powersgd is for runs of 1000 iterations"), "{}", ran.out);
+    let read = |run: &str| -> Value {
+        let text = fs::read_to_string(here.path().join(run).join("run.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    assert_eq!(read("quick")["predicted_band"], serde_json::json!([0.85, 1.4]));
+    let ran =
+        here.run(&format!("{short} --compress topk:0.1 --cluster laptop --out described")).done();
+    assert!(!ran.out.contains("from a profile") && !ran.out.contains("powersgd"), "{}", ran.out);
+    assert!(read("described").get("predicted_band").is_none());
+}
+
 /// Layouts do not change a bit of the losses, tested through the command line.
 #[test]
 fn layouts_give_the_same_bits() {
@@ -293,6 +314,49 @@ fn a_text_is_learnt_evaluated_continued_and_exported() {
     here.run("generate run --prompt x --tokens 0 --temperature -1")
         .refused(&["--tokens: '0'", "--temperature: '-1'"]);
     here.run("generate run --prompt x --tokens 1000").refused(&["--prompt: ", "positions"]);
+}
+
+/// An exported model carries the tokenizer of its run, and a run that starts from it takes that one.
+#[test]
+fn a_tokenizer_goes_with_the_model() {
+    let here = Folder::new();
+    here.file("text/a.txt", "to be or not to be ".repeat(200));
+    let words = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+        "decoder": null, "model": {
+            "type": "WordLevel", "unk_token": "?",
+            "vocab": {"?": 0, "to": 1, "be": 2, "or": 3, "not": 4},
+        },
+    });
+    here.file("words.json", words.to_string());
+    let data = |run: &str| -> String {
+        let text = fs::read_to_string(here.path().join(run).join("run.json")).unwrap();
+        let record: Value = serde_json::from_str(&text).unwrap();
+        let facts = record["facts"].as_array().unwrap();
+        let fact = facts.iter().find(|fact| fact[0] == "data").unwrap();
+        fact[1].as_str().unwrap().to_owned()
+    };
+    let train = "train --seq 16 --global-batch 2 --data text";
+    let first = "--model mini --iterations 2 --tokenizer words.json --out first --export-hf words";
+    here.run(&format!("{train} {first}")).done();
+    assert!(data("first").contains(", 1200 tokens"), "{}", data("first"));
+    let names = fs::read_dir(here.path().join("words")).unwrap().flatten();
+    let mut names: Vec<_> = names.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(
+        names,
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    );
+    let about = fs::read_to_string(here.path().join("words/tokenizer_config.json")).unwrap();
+    assert!(about.contains("\"model_max_length\": 16"), "{about}");
+    here.run(&format!("{train} --init-from words --iterations 1 --out second")).done();
+    assert_eq!(data("second"), data("first"));
+    // The built-in tokenizer, of bytes, is written too.
+    here.run(&format!("{train} --model mini --iterations 1 --export-hf bytes --out third")).done();
+    here.run(&format!("{train} --init-from bytes --iterations 1 --out fourth")).done();
+    assert!(data("third").contains(", 3800 tokens"), "{}", data("third"));
+    assert_eq!(data("fourth"), data("third"));
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub use tables::{TableSlot, assign, slots};
 use crate::collective::{Algorithm, Fabric, Method};
 use crate::compress::Codec;
 use crate::graph::{self, Graph};
-use crate::ids::GroupId;
+use crate::ids::{GroupId, Microbatch};
 use crate::mesh::{Axis, GroupKind, Mesh};
 use crate::model::Model;
 use crate::program::{ComputePass, Plan, Template};
@@ -128,6 +128,25 @@ struct Walk {
     scratch: Scratch,
 }
 
+/// Actions of each pipeline rank. A local step updates the weights that the next one reads, so each
+/// has a schedule of its own.
+fn order(strategy: &Strategy, pp: u16) -> Result<Vec<Vec<Action>>, Problems> {
+    let steps = strategy.local.map_or(1, |local| local.steps.max(1));
+    let each = (strategy.microbatches() / steps).max(1);
+    let order = schedule::order(strategy.schedule, pp, each)
+        .map_err(|e| Problems::one("--schedule", e.to_string()))?;
+    let repeated = |row: Vec<Action>| {
+        let step = |step: u32| {
+            row.iter().map(move |action| {
+                let microbatch = Microbatch(step * each + action.microbatch.0);
+                Action { microbatch, ..*action }
+            })
+        };
+        (0..steps).flat_map(step).collect()
+    };
+    Ok(order.into_iter().map(repeated).collect())
+}
+
 impl Context {
     fn new(model: &Model, strategy: &Strategy) -> Result<Self, Problems> {
         let batch = strategy.micro_batch * u64::from(strategy.dp);
@@ -142,8 +161,7 @@ impl Context {
         let named = graph.kinds.iter().zip(&sharded);
         let kinds = named.map(|(g, s)| Kind::new(&g.name, s, strategy, &mut templates)).collect();
         let pp = u16::try_from(strategy.pp).expect("checked");
-        let order = schedule::order(strategy.schedule, pp, strategy.microbatches())
-            .map_err(|e| Problems::one("--schedule", e.to_string()))?;
+        let order = order(strategy, pp)?;
         Ok(Self {
             strategy: strategy.clone(),
             mesh: strategy.mesh(),

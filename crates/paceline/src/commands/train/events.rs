@@ -82,6 +82,9 @@ pub(super) struct DoneEvent<'a> {
     floor: Option<f64>,
     tokens_per_s: Option<f64>,
     predicted_iteration_s: Option<f64>,
+    /// Factors on it, of a prediction from a quick profile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predicted_band: Option<[f64; 2]>,
     measured_iteration_s: Option<f64>,
     /// The first and the last iteration of that median.
     measured_iterations: Option<[u32; 2]>,
@@ -120,6 +123,7 @@ impl<'a> DoneEvent<'a> {
             floor: record.floor,
             tokens_per_s: record.tokens_per_s,
             predicted_iteration_s: record.predicted_iteration_s,
+            predicted_band: record.predicted_band,
             measured_iteration_s: record.measured_iteration_s,
             measured_iterations: record.measured_iterations,
             predicted_exposed_s: predicted.and_then(exposed),

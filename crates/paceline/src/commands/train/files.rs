@@ -59,7 +59,11 @@ pub(super) fn closing(
     if let Some(measured) = record.measured_iteration_s {
         let error = record.predicted_iteration_s.map_or(String::new(), |predicted| {
             let off = 100.0 * (predicted / measured - 1.0);
-            format!(", {} predicted ({off:+.1} %)", Seconds(predicted))
+            let band = record.predicted_band.map_or(String::new(), |band| {
+                let [low, high] = band.map(|factor| Seconds(predicted * factor));
+                format!(", expected {low} to {high}")
+            });
+            format!(", {} predicted ({off:+.1} %{band})", Seconds(predicted))
         });
         let over = record.measured_over();
         text += &format!("One iteration: {} measured, {over}{error}\n", Seconds(measured));

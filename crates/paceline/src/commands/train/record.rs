@@ -10,13 +10,29 @@ use crate::overview::{facts, warnings};
 use paceline_exec::Device;
 use paceline_exec::checkpoint::RankState;
 use paceline_exec::data::{Data, DataSource, SampleKind};
+use paceline_plan::compress::Compression;
 use paceline_plan::ids::Rank;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::summary::summarize;
 use paceline_plan::trace::{Span, Trace};
 use paceline_plan::units::Seconds;
 
+/// Number of iterations below which losses with PowerSGD are not within 2 % of those without: `mini`
+/// needs that many until its loss no longer falls steeply.
+const POWERSGD_SHORTEST: u32 = 1000;
+
+/// Factors on a prediction from a quick profile between which measured times lie. The profile times
+/// operators alone, a few runs each; a run also waits for memory, other ranks and the scheduler, so it
+/// is seldom faster.
+const QUICK_BAND: [f64; 2] = [0.85, 1.4];
+
 impl Job {
+    /// Returns true if the prediction is from a profile that was made when the run started.
+    fn has_quick_profile(&self) -> bool {
+        let simple = self.training.straggler.is_none() && self.launch.device == Device::Cpu;
+        !self.is_described && self.cluster.measured.is_some() && simple
+    }
+
     /// The record before the first iteration of this attempt; `past` holds the earlier attempts.
     pub(super) fn record(&self, past: EarlierAttempts) -> RunRecord {
         let Self { model, plan, training, keeping, data, cores, cluster, .. } = self;
@@ -45,6 +61,14 @@ impl Job {
             );
         }
         warnings.extend(keeping.left_out());
+        if let Compression::PowerSgd(_) = plan.strategy.compress
+            && training.iterations < POWERSGD_SHORTEST
+        {
+            warnings.push(format!(
+                "powersgd is for runs of {POWERSGD_SHORTEST} iterations and more: losses fall later with \
+                 it, and end within 2 % of those without only then (docs/parallelism/compression.md)"
+            ));
+        }
         let memory = plan.programs.iter().flat_map(|program| {
             MemoryKind::ARENA.map(|kind| MemoryRecord {
                 role: program.name.clone(),
@@ -91,6 +115,7 @@ impl Job {
             iterations: past.iterations,
             floor: self.floor(),
             predicted_iteration_s: None,
+            predicted_band: None,
             measured_iteration_s: None,
             measured_iterations: None,
             tokens_per_s: None,
@@ -117,6 +142,7 @@ impl Job {
         match paceline_sim::simulate(&self.plan, &self.cluster, &options) {
             Ok(outcome) => {
                 record.predicted_iteration_s = Some(outcome.iteration.0);
+                record.predicted_band = self.has_quick_profile().then_some(QUICK_BAND);
                 outcome.trace.map(|trace| unfold(trace, &self.plan))
             }
             Err(error) => {
@@ -140,6 +166,13 @@ impl Job {
         if let Some(seconds) = record.predicted_iteration_s {
             let time = Seconds(seconds);
             text += &format!("predicted {time} an iteration on {}\n", record.cluster);
+            if let Some(band) = record.predicted_band {
+                let [low, high] = band.map(|factor| Seconds(seconds * factor));
+                text += &format!(
+                    "          from a profile of half a second: {low} to {high} while nothing else runs; \
+                     `paceline calibrate` narrows it\n"
+                );
+            }
         }
         for warning in &record.warnings {
             text += &format!("warning: {warning}\n");

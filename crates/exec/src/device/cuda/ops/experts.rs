@@ -62,7 +62,7 @@ pub(in crate::device::cuda) fn dispatch(
             cuda.gpu.dispatch(on.on, cuda.element, shape, &at)?;
             let counts = cuda.count(on, at.counts)?;
             let (each, rows) = (experts / regions, slots / regions);
-            let choices = shape.tokens.rows * topk;
+            let choices = on.rows(0).rows * topk;
             for (region, counts) in counts.chunks(each.max(1)).enumerate() {
                 let tokens = counts.iter().map(|&count| count as usize).sum();
                 if tokens > rows {
