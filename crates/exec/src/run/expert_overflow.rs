@@ -20,10 +20,10 @@ impl ExecError {
     /// Size of the experts' buffers that the failed run needs, in equal shares; `None` if it failed
     /// for another reason.
     pub fn needed_expert_buffers(&self) -> Option<f64> {
-        match self {
-            Self::ExpertOverflow { needed, .. } => Some(*needed),
-            Self::Op { source: Fault::Full(full), .. } => Some(full.factor()),
-            _ => None,
+        if let Self::ExpertOverflow { needed, .. } = self {
+            return Some(*needed);
         }
+        let Self::Op { source: Fault::Full(full), .. } = self else { return None };
+        Some(full.factor())
     }
 }
