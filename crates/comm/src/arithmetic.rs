@@ -51,11 +51,13 @@ enum Node {
     Sum(usize),
 }
 
-/// Partial sums of a tile; buffers are reused from tile to tile.
+/// Partial sums of a tile; buffers are reused from tile to tile, and from one reduction to the next.
 #[derive(Debug, Default)]
-struct Sums {
+pub(crate) struct Sums {
     tiles: Vec<Vec<u8>>,
     free: Vec<usize>,
+    /// Sum that all members take.
+    whole: Vec<u8>,
 }
 
 /// Bytes reduced at a time, so that every partial sum stays in the L1 cache.
@@ -63,12 +65,17 @@ const TILE: usize = 8192;
 
 impl Contributions<'_> {
     /// Reduces all contributions, in canonical order, into `own`, which has the same length.
-    pub(crate) fn fold_into(&self, dtype: DType, reduction: Reduction, own: &mut [u8]) {
-        let mut sums = Sums::default();
+    pub(crate) fn fold_into(
+        &self,
+        dtype: DType,
+        reduction: Reduction,
+        own: &mut [u8],
+        sums: &mut Sums,
+    ) {
         for (i, own) in own.chunks_mut(TILE).enumerate() {
             let tile = i * TILE..i * TILE + own.len();
             let other = |i: usize| &self.others[i][tile.clone()];
-            fold_tile(dtype, reduction, own, self.before, self.others.len(), other, &mut sums);
+            fold_tile(dtype, reduction, own, self.before, self.others.len(), other, sums);
         }
     }
 }
@@ -83,7 +90,7 @@ fn fold_tile<'o>(
     other: impl Fn(usize) -> &'o [u8],
     sums: &mut Sums,
 ) {
-    let Sums { tiles, free } = sums;
+    let Sums { tiles, free, whole: _ } = sums;
     free.clear();
     free.extend(0..tiles.len());
     let members =
@@ -126,23 +133,28 @@ fn fold_tile<'o>(
 
 /// Reduces the contributions of all members, of equal length, in canonical order, and writes the
 /// result to all of them. Every byte is read once and written once.
-pub(crate) fn reduce_everywhere(dtype: DType, reduction: Reduction, members: &mut [&mut [u8]]) {
+pub(crate) fn reduce_everywhere(
+    dtype: DType,
+    reduction: Reduction,
+    members: &mut [&mut [u8]],
+    sums: &mut Sums,
+) {
     let bytes = members.first().map_or(0, |member| member.len());
     debug_assert!(members.iter().all(|member| member.len() == bytes));
     if let [a, b] = members {
         return reduce_both(dtype, reduction, a, b);
     }
-    let mut sum = Vec::with_capacity(TILE.min(bytes));
-    let mut sums = Sums::default();
+    let mut sum = std::mem::take(&mut sums.whole);
     for start in (0..bytes).step_by(TILE) {
         let tile = start..bytes.min(start + TILE);
         let part = |member: usize| &members[member][tile.clone()];
         let count = members.len();
         sum.clear();
         sum.extend_from_slice(part(0));
-        fold_tile(dtype, reduction, &mut sum, 0, count - 1, |i| part(i + 1), &mut sums);
+        fold_tile(dtype, reduction, &mut sum, 0, count - 1, |i| part(i + 1), sums);
         members.iter_mut().for_each(|member| member[tile.clone()].copy_from_slice(&sum));
     }
+    sums.whole = sum;
 }
 
 /// Like [`reduce_everywhere`] for two members, for which order does not matter. Each tile is copied
@@ -320,7 +332,7 @@ mod tests {
                     .collect();
                 let mut found = parts.clone();
                 let mut members: Vec<_> = found.iter_mut().map(Vec::as_mut_slice).collect();
-                reduce_everywhere(dtype, Reduction::Sum, &mut members);
+                reduce_everywhere(dtype, Reduction::Sum, &mut members, &mut Sums::default());
                 for found in &found {
                     assert_eq!(*found, wanted, "{dtype}, {ranks} ranks");
                 }
@@ -353,7 +365,7 @@ mod tests {
                         .map(|rank| parts[rank].as_slice())
                         .collect();
                     let all = Contributions { others: &others, before: own };
-                    all.fold_into(dtype, Reduction::Sum, &mut result);
+                    all.fold_into(dtype, Reduction::Sum, &mut result, &mut Sums::default());
                     assert_eq!(result, wanted, "{dtype}, {own} of {ranks}");
                 }
             }

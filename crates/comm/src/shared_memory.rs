@@ -4,6 +4,12 @@ use crate::error::CommError;
 use crate::shm::window::{SharedBuffer, Window};
 use crate::transport::{Header, Tag};
 use paceline_plan::ids::Rank;
+use smallvec::{SmallVec, smallvec};
+
+/// List by member of a group, or by piece of a message: most are short, and allocate nothing.
+pub(crate) type Few<T> = SmallVec<[T; 8]>;
+/// List by range of a loan, which has mostly one.
+pub(crate) type Pieces<T> = SmallVec<[T; 2]>;
 
 /// Memory shared by the ranks of an shm domain, reached through
 /// [`Transport::memory`](crate::Transport::memory).
@@ -53,10 +59,10 @@ impl Lent {
     }
 
     /// The bytes, in order, as contiguous pieces.
-    pub fn pieces(&self) -> Vec<&[u8]> {
+    pub(crate) fn pieces(&self) -> Pieces<&[u8]> {
         match self {
             Self::InPlace(window) => window.pieces(),
-            Self::Copied(copy) => vec![copy],
+            Self::Copied(copy) => smallvec![copy.as_slice()],
         }
     }
 }

@@ -60,8 +60,13 @@ impl Transport for Counted {
         self.wires.try_recv_into(from, tag, visit)
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
-        self.wires.try_recv(from, tag)
+    fn try_recv(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        read: &mut dyn FnMut(&Header, &[u8]),
+    ) -> Result<bool, CommError> {
+        self.wires.try_recv(from, tag, read)
     }
 
     fn wait(&mut self, how: Wait, at_most: Duration) -> Result<(), CommError> {

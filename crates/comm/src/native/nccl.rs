@@ -193,12 +193,19 @@ impl<'t> NcclWorld<'t> {
             return Ok(id);
         }
         finish(self.transport, self.timeout, |transport| {
-            let Some((found, data)) = transport.try_recv(first, tag)? else {
+            let mut result = Ok(());
+            let there = transport.try_recv(first, tag, &mut |found, data| {
+                let malformed =
+                    || failed(format!("rank {first} sent a malformed identity of a group"));
+                result = header.check(me, first, found).and_then(|()| {
+                    id.0 = data.try_into().map_err(|_| malformed())?;
+                    Ok(())
+                });
+            })?;
+            if !there {
                 return Ok(Progress::Pending { on: first, step: 0, moved: 0 });
-            };
-            header.check(me, first, &found)?;
-            let malformed = || failed(format!("rank {first} sent a malformed identity of a group"));
-            id.0 = data.try_into().map_err(|_| malformed())?;
+            }
+            result?;
             Ok(Progress::Done)
         })?;
         Ok(id)

@@ -9,6 +9,7 @@ use super::control::{Control, ControlConnection, Disconnected, Member};
 use super::handshake::{AuthListener, timespec};
 use crate::error::CommError;
 use crate::secret::Secret;
+use crate::shared_memory::Few;
 use paceline_plan::ids::Rank;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
@@ -263,7 +264,7 @@ impl<'o> LivenessMonitor<'o> {
             if behind { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
         };
         let present = self.seats.iter().filter(|seat| !seat.left);
-        let mut watched: Vec<_> =
+        let mut watched: Few<_> =
             present.map(|seat| PollFd::new(seat.line.stream(), watch(seat))).collect();
         let _ = poll(&mut watched, Some(&timespec(at_most)));
     }

@@ -8,6 +8,7 @@
 use super::{Address, Mapping, huge_pages};
 use crate::error::CommError;
 use crate::secret::{PROOF, nonce};
+use crate::shared_memory::Pieces;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::OwnedFd;
@@ -84,7 +85,7 @@ impl Site {
 pub(crate) struct Loan {
     address: Address,
     mark: [u8; PROOF],
-    ranges: Vec<Range<u64>>,
+    ranges: Pieces<Range<u64>>,
 }
 
 /// Bytes of a loan without ranges.
@@ -182,7 +183,7 @@ impl Windows {
 #[derive(Debug)]
 pub struct Window {
     map: Arc<Mapping>,
-    ranges: Vec<Range<usize>>,
+    ranges: Pieces<Range<usize>>,
 }
 
 impl Window {
@@ -192,7 +193,7 @@ impl Window {
     }
 
     /// The bytes, piece by piece.
-    pub(crate) fn pieces(&self) -> Vec<&[u8]> {
+    pub(crate) fn pieces(&self) -> Pieces<&[u8]> {
         // SAFETY: the ranges were checked when the window was opened. The lender leaves them
         // unchanged until it is told that the reader is done, after the last use of the window.
         let piece = |range: &Range<usize>| unsafe { self.map.slice(range.start, range.len()) };
@@ -230,7 +231,7 @@ mod tests {
         assert_eq!(Loan::decode(&bytes[..bytes.len() - 1]), None);
         let mut windows = Windows::default();
         let window = windows.open(&loan.unwrap()).unwrap();
-        assert_eq!(window.pieces(), [b"ab".as_slice(), b"", b"bc"]);
+        assert_eq!(window.pieces().as_slice(), [b"ab".as_slice(), b"", b"bc"]);
         assert_eq!(window.bytes(), 4);
     }
 

@@ -4,7 +4,7 @@ use super::lent::Cursor;
 use super::{ActiveCollective, ranges};
 use crate::arithmetic::{Contributions, reduce_everywhere};
 use crate::error::CommError;
-use crate::shared_memory::Lent;
+use crate::shared_memory::{Few, Lent};
 use paceline_plan::collective::{Action, Chunking, Chunks, Step};
 use paceline_plan::dtype::DType;
 use std::ops::Range;
@@ -12,22 +12,23 @@ use std::ops::Range;
 impl ActiveCollective {
     /// Reduces all contributions held for these chunks, and the rank's own, in member order.
     pub(super) fn fold(&mut self, cut: &Chunking, chunks: Chunks, dtype: DType, data: &mut [u8]) {
-        let mut held: Vec<_> = self.held.extract_if(.., |(_, of, _)| *of == chunks).collect();
+        let mut held: Few<_> = self.held.extract_if(.., |(_, of, _)| *of == chunks).collect();
         held.sort_unstable_by_key(|(from, ..)| *from);
         let before = held.partition_point(|(from, ..)| *from < self.me);
-        let pieces: Vec<_> = held.iter().map(|(_, _, lent)| lent.pieces()).collect();
-        let mut cursors: Vec<_> = pieces.iter().map(|pieces| Cursor::new(pieces)).collect();
+        let pieces: Few<_> = held.iter().map(|(_, _, lent)| lent.pieces()).collect();
+        let mut cursors: Few<_> = pieces.iter().map(|pieces| Cursor::new(pieces)).collect();
         for range in ranges(cut, chunks, dtype.size() as usize) {
             let mut own = &mut data[range];
             while !own.is_empty() {
                 let ahead = cursors.iter().map(Cursor::ahead).min().unwrap_or(own.len());
                 let (part, rest) = own.split_at_mut(ahead.min(own.len()));
-                let others: Vec<_> = cursors.iter_mut().map(|c| c.take(part.len())).collect();
+                let others: Few<_> = cursors.iter_mut().map(|c| c.take(part.len())).collect();
                 let all = Contributions { others: &others, before };
-                all.fold_into(dtype, self.spec.reduction, part);
+                all.fold_into(dtype, self.spec.reduction, part, &mut self.sums);
                 own = rest;
             }
         }
+        drop(cursors);
         drop(pieces);
         for (_, _, lent) in held {
             if let Lent::Copied(mut message) = lent {
@@ -54,26 +55,17 @@ impl ActiveCollective {
         data: &mut [u8],
     ) -> Result<(), CommError> {
         self.held.sort_unstable_by_key(|(from, ..)| *from);
-        let Self { held, me, spec, .. } = self;
+        let Self { held, me, spec, sums, .. } = self;
         let mut at = 0;
         for range in ranges(cut, chunks, dtype.size() as usize) {
             let within = at..at + range.len();
             at = within.end;
             let own = &mut data[range];
-            if let [peer] = held.as_mut_slice() {
-                // Without an allocation, for what is exchanged most often.
-                reduce_everywhere(
-                    dtype,
-                    spec.reduction,
-                    &mut [own, lent_part(peer, chunks, within)?],
-                );
-                continue;
-            }
             let before = held.partition_point(|(from, ..)| *from < *me);
             let others = held.iter_mut().map(|peer| lent_part(peer, chunks, within.clone()));
-            let mut all = others.collect::<Result<Vec<_>, _>>()?;
+            let mut all = others.collect::<Result<Few<_>, _>>()?;
             all.insert(before, own);
-            reduce_everywhere(dtype, spec.reduction, &mut all);
+            reduce_everywhere(dtype, spec.reduction, &mut all, sums);
         }
         held.clear();
         Ok(())

@@ -3,7 +3,7 @@
 use super::{ActiveCollective, Destination, lent::along, ranges};
 use crate::arithmetic::reduce_into;
 use crate::error::CommError;
-use crate::shared_memory::Lent;
+use crate::shared_memory::{Few, Lent};
 use crate::transport::{Header, MessageChunk, RecvStatus, Transport};
 use paceline_plan::collective::Combine;
 use paceline_plan::dtype::DType;
@@ -17,6 +17,15 @@ pub(super) struct Round {
     pub(super) read: Vec<Rank>,
     /// Ranks that read this rank's memory and have not reported completion.
     pub(super) lent: Vec<Rank>,
+}
+
+impl Round {
+    /// Prepares the first round of another collective.
+    pub(super) fn clear(&mut self) {
+        self.number = 0;
+        self.read.clear();
+        self.lent.clear();
+    }
 }
 
 impl ActiveCollective {
@@ -56,7 +65,7 @@ impl ActiveCollective {
             (None, ..) => false,
             (Some(memory), Some(one), None) => memory.lend(peer, header, &[one])?,
             (Some(memory), one, two) => {
-                let all: Vec<&[u8]> = one.into_iter().chain(two).chain(pieces).collect();
+                let all: Few<&[u8]> = one.into_iter().chain(two).chain(pieces).collect();
                 memory.lend(peer, header, &all)?
             }
         };

@@ -8,7 +8,7 @@ mod outgoing;
 mod pipeline;
 mod zero_copy;
 
-use crate::arithmetic::reducible;
+use crate::arithmetic::{Sums, reducible};
 use crate::error::CommError;
 use crate::shared_memory::Lent;
 use crate::shm::window::SharedBuffer;
@@ -71,6 +71,8 @@ pub struct ActiveCollective {
     next: usize,
     /// Contributions held for a canonical sum, with their contributors.
     held: Vec<(u32, Chunks, Lent)>,
+    /// Partial sums of contributions.
+    sums: Sums,
     /// Contribution that is arriving and will be held.
     arriving: Vec<u8>,
     /// Contributions of later steps that have begun to arrive.
@@ -130,6 +132,7 @@ impl ActiveCollective {
             steps: pattern.steps(index),
             next: 0,
             held: Vec::new(),
+            sums: Sums::default(),
             arriving: Vec::new(),
             early: Vec::new(),
             spare: Vec::new(),
@@ -176,8 +179,8 @@ impl ActiveCollective {
         self.early.clear();
         self.outgoing.clear();
         self.copies.clear();
-        self.in_place = ZeroCopySends::default();
-        self.round = Round::default();
+        self.in_place.clear();
+        self.round.clear();
         self.vector = None;
         self.moved = 0;
     }

@@ -6,6 +6,7 @@
 
 use super::{ActiveCollective, ranges};
 use crate::error::CommError;
+use crate::shared_memory::Few;
 use crate::transport::{Transport, ZeroCopy};
 use paceline_plan::collective::{Chunking, Chunks};
 use paceline_plan::dtype::DType;
@@ -135,16 +136,8 @@ fn with_pieces<R>(
     data: &[u8],
     call: impl FnOnce(&[&[u8]]) -> R,
 ) -> R {
-    const INLINE_PIECES: usize = 16;
-    let pieces = || ranges(cut, chunks, dtype.size() as usize).map(|range| &data[range]);
-    let (mut few, mut number): ([&[u8]; INLINE_PIECES], usize) = ([&[]; INLINE_PIECES], 0);
-    for piece in pieces() {
-        let Some(place) = few.get_mut(number) else {
-            return call(&pieces().collect::<Vec<_>>());
-        };
-        (*place, number) = (piece, number + 1);
-    }
-    call(&few[..number])
+    let pieces = ranges(cut, chunks, dtype.size() as usize).map(|range| &data[range]);
+    call(&pieces.collect::<Few<_>>())
 }
 
 #[cfg(test)]
@@ -199,8 +192,9 @@ mod tests {
             &mut self,
             from: Rank,
             tag: Tag,
-        ) -> Result<Option<(Header, Vec<u8>)>, CommError> {
-            self.wires.try_recv(from, tag)
+            read: &mut dyn FnMut(&Header, &[u8]),
+        ) -> Result<bool, CommError> {
+            self.wires.try_recv(from, tag, read)
         }
 
         fn wait(&mut self, how: Wait, _: Duration) -> Result<(), CommError> {

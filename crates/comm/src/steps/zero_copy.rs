@@ -34,6 +34,12 @@ pub(super) struct ZeroCopySends {
 }
 
 impl ZeroCopySends {
+    /// Forgets the sends of a collective that has ended.
+    pub(super) fn clear(&mut self) {
+        self.to.clear();
+        self.acks_sent = false;
+    }
+
     /// Records a zero-copy send.
     pub(super) fn lent(&mut self, to: Rank, receipt: u64) {
         match self.to.iter_mut().find(|(rank, _)| *rank == to) {

@@ -62,9 +62,14 @@ pub trait Transport: Send {
         visit: &mut dyn MessageSink,
     ) -> Result<RecvStatus, CommError>;
 
-    /// Returns the next message from a rank on the tag's channel once it is complete, for messages
-    /// of unknown length.
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError>;
+    /// Passes the next message from a rank on the tag's channel to `read` once it is complete, for
+    /// messages of unknown length; returns false if it is not.
+    fn try_recv(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        read: &mut dyn FnMut(&Header, &[u8]),
+    ) -> Result<bool, CommError>;
 
     /// Parks the thread until requested data may have arrived, a blocked send may proceed, or
     /// `at_most` has passed. May return without any change.

@@ -111,6 +111,19 @@ impl World {
     }
 }
 
+impl ThreadTransport {
+    fn queued_message(&self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
+        self.world.check()?;
+        // Checked before the queue: all messages sent before the departure are queued.
+        let departed = self.world.state(from)?.departed.load(Ordering::Acquire);
+        let mut mail = lock(&self.world.state(self.rank)?.mail);
+        match mail.queues.get_mut(&(from, tag.channel())).and_then(VecDeque::pop_front) {
+            None if departed => Err(CommError::PeerClosed { rank: self.rank, peer: from }),
+            message => Ok(message),
+        }
+    }
+}
+
 impl Transport for ThreadTransport {
     fn rank(&self) -> Rank {
         self.rank
@@ -143,21 +156,24 @@ impl Transport for ThreadTransport {
         tag: Tag,
         visit: &mut dyn MessageSink,
     ) -> Result<RecvStatus, CommError> {
-        let Some((header, data)) = self.try_recv(from, tag)? else { return Ok(RecvStatus::None) };
+        let Some((header, data)) = self.queued_message(from, tag)? else {
+            return Ok(RecvStatus::None);
+        };
         visit.chunk(&header, MessageChunk { total: data.len(), at: 0, bytes: &data })?;
         self.world.recycle(data);
         Ok(RecvStatus::Complete)
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
-        self.world.check()?;
-        // Checked before the queue: all messages sent before the departure are queued.
-        let departed = self.world.state(from)?.departed.load(Ordering::Acquire);
-        let mut mail = lock(&self.world.state(self.rank)?.mail);
-        match mail.queues.get_mut(&(from, tag.channel())).and_then(VecDeque::pop_front) {
-            None if departed => Err(CommError::PeerClosed { rank: self.rank, peer: from }),
-            message => Ok(message),
-        }
+    fn try_recv(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        read: &mut dyn FnMut(&Header, &[u8]),
+    ) -> Result<bool, CommError> {
+        let Some((header, data)) = self.queued_message(from, tag)? else { return Ok(false) };
+        read(&header, &data);
+        self.world.recycle(data);
+        Ok(true)
     }
 
     fn wait(&mut self, _: Wait, at_most: Duration) -> Result<(), CommError> {

@@ -114,12 +114,21 @@ impl Transport for Recording {
         Ok(status)
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
-        let message = self.inner.try_recv(from, tag)?;
-        if let Some((header, data)) = &message {
-            self.note(Way::Received, from, header, data.len());
+    fn try_recv(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        read: &mut dyn FnMut(&Header, &[u8]),
+    ) -> Result<bool, CommError> {
+        let mut last = None;
+        let there = self.inner.try_recv(from, tag, &mut |header, data| {
+            last = Some((*header, data.len()));
+            read(header, data);
+        })?;
+        if let Some((header, bytes)) = last {
+            self.note(Way::Received, from, &header, bytes);
         }
-        Ok(message)
+        Ok(there)
     }
 
     fn wait(&mut self, how: Wait, at_most: Duration) -> Result<(), CommError> {

@@ -50,9 +50,12 @@ pub(crate) fn try_recv<R>(
     read: impl FnOnce(&[u8]) -> R,
 ) -> Result<Option<R>, CommError> {
     let tag = Tag::new(CONTROL | subject as u32, sequence);
-    let Some((found, data)) = transport.try_recv(from, tag)? else { return Ok(None) };
-    header(tag, data.len()).check(transport.rank(), from, &found)?;
-    Ok(Some(read(&data)))
+    let (rank, mut read, mut result) = (transport.rank(), Some(read), Ok(None));
+    transport.try_recv(from, tag, &mut |found, data| {
+        let checked = header(tag, data.len()).check(rank, from, found);
+        result = checked.map(|()| read.take().map(|read| read(data)));
+    })?;
+    result
 }
 
 /// Waits for the next message on a topic.

@@ -106,10 +106,12 @@ fn attempt<D: device::Device>(
         return gather(&run, transport, left, reports).map(Some);
     }
     let speaks = reports.reporting_ranks().contains(&rank);
-    let mut words = 0;
+    let (mut words, mut encoded) = (0, Vec::new());
     let result = run_rank(&run, transport, &mut |stats, transport| {
         if speaks {
-            let said = send(transport, LEADER, (ControlTopic::Stats, words), &stats.encode());
+            encoded.clear();
+            stats.encode(&mut encoded);
+            let said = send(transport, LEADER, (ControlTopic::Stats, words), &encoded);
             said.map_err(during(rank, "reporting an iteration"))?;
             words += 1;
         }
@@ -226,8 +228,7 @@ impl ReportCollector {
 }
 
 impl IterationStats {
-    fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(32);
+    fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.extend(self.iteration.to_le_bytes());
         for value in [self.loss, self.mtp_loss, self.norm, self.dropped] {
             bytes.push(u8::from(value.is_some()));
@@ -240,7 +241,6 @@ impl IterationStats {
             bytes.extend(ahead.to_le_bytes());
             bytes.extend(histogram.iter().flat_map(|count| count.to_le_bytes()));
         }
-        bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {

@@ -1,5 +1,7 @@
 //! The canonical summation order: the only definition of its tree.
 
+use smallvec::SmallVec;
+
 /// Combines contributions in canonical order as they arrive, one after the other.
 ///
 /// The tree pairs neighbours: level 0 is the contributions in order, and each level above adds the
@@ -13,19 +15,21 @@
 #[derive(Clone, Debug)]
 pub struct CanonicalFold<T> {
     /// Complete subtrees, the leftmost and largest first, each with its height.
-    subtrees: Vec<(u32, T)>,
+    subtrees: SmallVec<[(u32, T); 5]>,
 }
 
 impl<T> CanonicalFold<T> {
     /// Creates an empty fold.
-    pub const fn new() -> Self {
-        Self { subtrees: Vec::new() }
+    pub fn new() -> Self {
+        Self { subtrees: SmallVec::new() }
     }
 
     /// Adds the next contribution; `add` gets the left operand first.
     pub fn push(&mut self, part: T, mut add: impl FnMut(T, T) -> T) {
         let (mut height, mut sum) = (0, part);
-        while let Some((_, left)) = self.subtrees.pop_if(|(top, _)| *top == height) {
+        while self.subtrees.last().is_some_and(|(top, _)| *top == height)
+            && let Some((_, left)) = self.subtrees.pop()
+        {
             sum = add(left, sum);
             height += 1;
         }

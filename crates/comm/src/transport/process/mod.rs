@@ -181,8 +181,16 @@ impl Transport for ProcessTransport {
         self.receive_into(from, tag, visit)
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
-        Ok(self.queued_message(from, tag)?.map(|QueuedMessage { header, data, .. }| (header, data)))
+    fn try_recv(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        read: &mut dyn FnMut(&Header, &[u8]),
+    ) -> Result<bool, CommError> {
+        let Some(message) = self.queued_message(from, tag)? else { return Ok(false) };
+        read(&message.header, &message.data);
+        self.arrivals[from.index()].mail.recycle(message.data);
+        Ok(true)
     }
 
     fn wait(&mut self, how: Wait, at_most: Duration) -> Result<(), CommError> {

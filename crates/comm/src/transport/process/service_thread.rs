@@ -6,6 +6,7 @@ use super::link::Link;
 use crate::error::CommError;
 use crate::rendezvous::control::{Control, ControlConnection, Disconnected, Member};
 use crate::rendezvous::handshake::timespec;
+use crate::shared_memory::Few;
 use paceline_plan::ids::Rank;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read};
@@ -64,7 +65,8 @@ impl ServiceThread {
     }
 
     fn sleep(&self, at_most: Duration, heartbeat: &HeartbeatState) {
-        let mut watched = vec![PollFd::new(&self.common.wake, PollFlags::IN)];
+        let mut watched = Few::new();
+        watched.push(PollFd::new(&self.common.wake, PollFlags::IN));
         if !heartbeat.over {
             let out = if self.control.has_backlog() { PollFlags::OUT } else { PollFlags::empty() };
             watched.push(PollFd::new(self.control.stream(), PollFlags::IN | out));
