@@ -421,7 +421,8 @@ fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
     });
     assert!(mount(&["umount"]));
     let told = run.unwrap_err().to_string();
-    assert!(told.contains("No space left on device") && told.contains(".safetensors"), "{told}");
+    // Which file does not fit depends on the order in which ranks write.
+    assert!(told.contains("No space left on device") && told.contains(".partial/"), "{told}");
     assert_eq!((names.len(), last.unwrap()), (2, 2), "{names:?}");
     assert_eq!(rest.unwrap().unwrap().iterations.len(), 3);
 }
