@@ -3,7 +3,7 @@
 use crate::error::CommError;
 use crate::steps::ActiveCollective;
 use crate::transport::{Progress, Tag, Transport, finish};
-use paceline_plan::collective::{Action, Chunks, Combine, Step};
+use paceline_plan::collective::{Action, Chunks, Combine, Step, bruck};
 use paceline_plan::ids::Rank;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Barrier {
     ///
     /// ⌈log₂ P⌉ rounds and as many messages per rank; fan-in 1.
     pub fn start(members: &[Rank], me: Rank, tag: Tag) -> Result<Self, CommError> {
-        ActiveCollective::barrier(members, me, tag, dissemination).map(Self)
+        ActiveCollective::barrier(members, me, tag, bruck::barrier).map(Self)
     }
 
     /// Like [`start`](Self::start), for a **central** barrier: all members signal the first, and
@@ -47,17 +47,6 @@ pub fn wait(
     finish(transport, timeout, |transport| barrier.progress(transport))
 }
 
-fn dissemination(ranks: u32, me: u32) -> Vec<Step> {
-    let rounds = ranks.next_power_of_two().ilog2();
-    let step = |round: u32| {
-        // Distances are below the number of ranks, and groups are far smaller than 2³¹.
-        let distance = 1 << round;
-        let (to, from) = ((me + distance) % ranks, (me + ranks - distance) % ranks);
-        [send(round, to), recv(round, from)]
-    };
-    (0..rounds).flat_map(step).collect()
-}
-
 fn central(ranks: u32, me: u32) -> Vec<Step> {
     match me {
         0 => {
@@ -69,12 +58,12 @@ fn central(ranks: u32, me: u32) -> Vec<Step> {
 }
 
 fn send(round: u32, to: u32) -> Step {
-    Step { round, action: Action::Send { to, chunks: Chunks::one(0) } }
+    Step { round, action: Action::Send { to, chunks: Chunks::all(0) } }
 }
 
 fn recv(round: u32, from: u32) -> Step {
     let how = Combine::Replace;
-    Step { round, action: Action::Recv { from, chunks: Chunks::one(0), how } }
+    Step { round, action: Action::Recv { from, chunks: Chunks::all(0), how } }
 }
 
 #[cfg(test)]
@@ -104,10 +93,10 @@ mod tests {
     fn everyone_hears_of_everyone_in_as_many_rounds_as_are_said() {
         for ranks in 1..=33 {
             let all: BTreeSet<u32> = (0..ranks).collect();
-            for steps in [dissemination, central] {
+            for steps in [bruck::barrier, central] {
                 assert!(heard(steps, ranks).iter().all(|known| *known == all), "{ranks} ranks");
             }
-            let messages = dissemination(ranks, 0).len() as u32 / 2;
+            let messages = bruck::barrier(ranks, 0).len() as u32 / 2;
             assert_eq!(messages, f64::from(ranks).log2().ceil() as u32);
         }
         assert_eq!(central(9, 0).len(), 16);

@@ -34,8 +34,12 @@ pub fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
         CollectiveKind::ReduceScatter
         | CollectiveKind::AllGather
         | CollectiveKind::Gather
+        | CollectiveKind::Scatter
         | CollectiveKind::AllToAll => (n - 1.0) / n,
-        CollectiveKind::Broadcast | CollectiveKind::Reduce => 1.0,
+        CollectiveKind::Broadcast
+        | CollectiveKind::Reduce
+        | CollectiveKind::SendRecv
+        | CollectiveKind::Barrier => 1.0,
     }
 }
 
@@ -47,16 +51,17 @@ pub fn least_traffic(kind: CollectiveKind, ranks: u32, bytes: u64) -> u64 {
         CollectiveKind::AllReduce => 2 * n * bytes,
         CollectiveKind::ReduceScatter | CollectiveKind::Reduce => (n + 1) * bytes,
         CollectiveKind::AllGather | CollectiveKind::Broadcast => (n + 1) * bytes,
-        CollectiveKind::Gather => 2 * bytes,
-        CollectiveKind::AllToAll => 2 * n * bytes,
+        CollectiveKind::Gather | CollectiveKind::Scatter => 2 * bytes,
+        CollectiveKind::AllToAll | CollectiveKind::SendRecv => 2 * n * bytes,
+        CollectiveKind::Barrier => 0,
     }
 }
 
 /// Runs a collective of f32 elements repeatedly on all ranks of a world.
 ///
-/// `data` is the vector; `output` has the same size and is needed for all_to_all. Times about as
-/// many laps as fit into `budget`, at least three, after untimed warm-up laps; the number is the
-/// same on all ranks.
+/// `data` is the vector; `output` has the same size and is needed for the kinds that have one. Times
+/// about as many laps as fit into `budget`, at least three, after untimed warm-up laps; the number
+/// is the same on all ranks.
 pub fn measure(
     transport: &mut dyn Transport,
     spec: &CollectiveSpec,
@@ -153,11 +158,13 @@ fn fill(spec: &CollectiveSpec, me: Rank, world: u32, data: &mut [u8]) {
     for (i, element) in data.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         let given = match spec.kind {
             CollectiveKind::AllGather | CollectiveKind::Gather => own.contains(&i),
-            CollectiveKind::Broadcast => me.0 == spec.root,
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => me.0 == spec.root,
             CollectiveKind::AllReduce
             | CollectiveKind::ReduceScatter
             | CollectiveKind::Reduce
-            | CollectiveKind::AllToAll => true,
+            | CollectiveKind::AllToAll
+            | CollectiveKind::SendRecv
+            | CollectiveKind::Barrier => true,
         };
         *element = if given { value(me.0, i) } else { f32::NAN }.to_ne_bytes();
     }
@@ -189,6 +196,9 @@ fn count_wrong(spec: &CollectiveSpec, me: Rank, world: u32, result: &[u8]) -> u6
             CollectiveKind::Gather if me.0 == spec.root => owner(i).map(|rank| value(rank, i)),
             CollectiveKind::Gather => None,
             CollectiveKind::Broadcast => Some(value(spec.root, i)),
+            CollectiveKind::Scatter => own.contains(&i).then(|| value(spec.root, i)),
+            CollectiveKind::SendRecv => Some(value((me.0 + world - 1) % world, i)),
+            CollectiveKind::Barrier => Some(value(me.0, i)),
             CollectiveKind::AllToAll => Some(value((i / length) as u32, own.start + i % length)),
         }
     };
@@ -218,7 +228,7 @@ mod tests {
                     scope.spawn(move || {
                         let mut data = vec![0; 4 * 999];
                         let mut output = vec![0; 4 * 999];
-                        let output = (kind == CollectiveKind::AllToAll).then_some(&mut output[..]);
+                        let output = kind.has_output().then_some(&mut output[..]);
                         let settings = (10, Duration::from_millis(1), Duration::from_secs(10));
                         let measured =
                             measure(&mut transport, &spec, &mut data, output, settings).unwrap();

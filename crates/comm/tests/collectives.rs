@@ -262,3 +262,34 @@ fn nobody_passes_a_barrier_early() {
         }
     }
 }
+
+/// The textbook's examples of `MPI_Reduce` with a sum (Kendall, "MPI Tutorial", "MPI Reduce and
+/// Allreduce"): four processes with one number each, then with two.
+#[test]
+fn mpi_reduce_sums_what_the_textbook_says() {
+    let one = [[5.0], [2.0], [7.0], [4.0]];
+    let two = [[5.0, 1.0], [2.0, 3.0], [7.0, 8.0], [4.0, 2.0]];
+    let reduced = |inputs: &[&[f32]], kind| {
+        let spec = CollectiveSpec {
+            kind,
+            algorithm: Algorithm::Auto,
+            order: SummationOrder::Free,
+            reduction: Reduction::Sum,
+            root: 0,
+            block: 1,
+        };
+        on_all(4, |transport| {
+            let mut data = inputs[transport.rank().index()].to_vec();
+            let members: Vec<Rank> = (0..4).map(Rank).collect();
+            run(transport, &spec, &members, Tag::new(1, 0), &mut data, None, TIMEOUT).unwrap();
+            data
+        })
+    };
+    let one: Vec<&[f32]> = one.iter().map(|numbers| &numbers[..]).collect();
+    let two: Vec<&[f32]> = two.iter().map(|numbers| &numbers[..]).collect();
+    assert_eq!(reduced(&one, CollectiveKind::Reduce)[0], [18.0]);
+    assert_eq!(reduced(&two, CollectiveKind::Reduce)[0], [18.0, 14.0]);
+    for result in reduced(&two, CollectiveKind::AllReduce) {
+        assert_eq!(result, [18.0, 14.0]);
+    }
+}

@@ -122,7 +122,7 @@ fn check(transport: Box<dyn Transport>, thinning: usize) -> usize {
         let n = if all_to_all { ELEMENTS / ranks as usize * ranks as usize } else { ELEMENTS };
         let input: Vec<f32> = (0..n).map(|i| (1 + me.0) as f32 + i as f32 / 4096.0).collect();
         let (mut data, mut output) = (input.clone(), vec![0.0; n]);
-        let output = all_to_all.then_some(&mut output[..]);
+        let output = spec.kind.has_output().then_some(&mut output[..]);
         transport.records.clear();
         run(&mut transport, spec, &members, tag, &mut data, output, TIMEOUT)
             .unwrap_or_else(|error| panic!("{spec:?} at {me} of {ranks}: {error}"));

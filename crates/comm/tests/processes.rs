@@ -137,14 +137,13 @@ fn read_in_place(transport: &mut ProcessTransport) -> u64 {
         let known = Known::new(ranks, size);
         for dtype in reference::TYPES {
             for spec in shared_memory(ranks) {
-                let all_to_all = spec.kind == CollectiveKind::AllToAll;
                 let naive = known.naive(spec.kind, dtype);
                 let n = naive.n;
                 let input = naive.input(&spec, me.0);
                 let (range, wanted) = naive.outcome(&spec, me.0);
                 for in_place in [true, false] {
                     let mut private = input.clone();
-                    let mut output = all_to_all.then(|| vec![0xff; input.len()]);
+                    let mut output = spec.kind.has_output().then(|| vec![0xff; input.len()]);
                     // Neither at the buffer's beginning nor aligned.
                     let data =
                         if in_place { &mut shared[6..][..input.len()] } else { &mut private };

@@ -63,8 +63,8 @@ impl RankCoords {
             count: plan.mesh.cp.max(1),
         });
         let along = |axis: Axis| {
-            let index = rank.0 / plan.mesh.stride(axis) % plan.mesh.axis(axis);
-            at.map_or(ShardIndex::WHOLE, |_| ShardIndex { index, count: plan.mesh.axis(axis) })
+            let (index, count) = (plan.mesh.index(axis, rank), plan.mesh.axis(axis));
+            at.map_or(ShardIndex::WHOLE, |_| ShardIndex { index, count })
         };
         let mut shards = plan.program(rank).buckets.iter().filter_map(|bucket| bucket.shard);
         let is_expert = |group: &GroupId| plan.group(*group) == GroupKind::Axis(Axis::Edp);

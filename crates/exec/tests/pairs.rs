@@ -82,6 +82,7 @@ const FEATURES: &[Feature] = &[
             "ps:1",
             "naive",
             "overlapped",
+            "one-shot",
             "partitioned",
             "hierarchical:ring:ring/2",
             "per-dimension:2/2hx2r",
@@ -637,7 +638,7 @@ const NORMED: Choices = ("sync-batch-norm", &["yes"]);
 const GROUPED: Choices = ("collective", &["per-dimension:2/2hx2r"]);
 
 /// Algorithms that reduce whole vectors, while with ZeRO each rank needs a shard.
-const WHOLE: Choices = ("collective", &["tree", "ps:1", "naive", "overlapped"]);
+const WHOLE: Choices = ("collective", &["tree", "ps:1", "naive", "overlapped", "one-shot"]);
 
 fn is_excluded(tuple: &Tuple) -> bool {
     why_excluded(tuple).is_some()

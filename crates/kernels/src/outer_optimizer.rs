@@ -14,15 +14,16 @@ pub struct OuterStep {
     pub momentum: f32,
 }
 
-/// `moved = anchor − weights`: the pseudo-gradient of the outer step.
-pub fn pseudo_gradient(weights: &[f32], anchor: &[f32], moved: &mut [f32]) {
+/// `moved = share · (anchor − weights)`: the pseudo-gradient of the outer step, with the replica's
+/// factor in the mean.
+pub fn pseudo_gradient(weights: &[f32], anchor: &[f32], share: f32, moved: &mut [f32]) {
     expect_len("weights", weights.len(), &[moved.len()]);
     expect_len("anchor", anchor.len(), &[moved.len()]);
     vectorised(
         #[inline(always)]
         || {
             for (moved, (weight, anchor)) in moved.iter_mut().zip(weights.iter().zip(anchor)) {
-                *moved = anchor - weight;
+                *moved = share * (anchor - weight);
             }
         },
     );
@@ -74,7 +75,7 @@ mod tests {
         let mut sum = [0.0f32; 2];
         for weights in &replicas {
             let mut moved = [0.0; 2];
-            pseudo_gradient(weights, &anchor, &mut moved);
+            pseudo_gradient(weights, &anchor, 1.0, &mut moved);
             sum.iter_mut().zip(moved).for_each(|(sum, moved)| *sum += moved);
         }
         let mut weights = [9.0; 2];

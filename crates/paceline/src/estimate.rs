@@ -12,7 +12,27 @@ pub(crate) struct Estimate {
     pub cost: Option<TrainingCost>,
     /// Present with `--mtbf-hours`.
     pub failures: Option<FailureEstimate>,
+    /// Present if the cluster states its devices' power.
+    pub energy: Option<EnergyEstimate>,
 }
+
+/// Energy and emissions of an iteration, and of a run if its length is given.
+#[derive(Clone, Copy)]
+pub(crate) struct EnergyEstimate {
+    /// Joules of an iteration, of the devices alone.
+    pub joules: f64,
+    /// Mean power of the devices together, in watts.
+    pub watts: f64,
+    /// Grams of CO2 of an iteration in the facility, with `--carbon-intensity`.
+    pub co2_g: Option<f64>,
+    /// Kilowatt-hours of the run in the facility, with `--tokens`.
+    pub run_kwh: Option<f64>,
+    /// Kilograms of CO2 of the run, with both.
+    pub run_co2_kg: Option<f64>,
+}
+
+/// Joules of a kilowatt-hour.
+const KILOWATT_HOUR: f64 = 3.6e6;
 
 /// Goodput under failures.
 pub(crate) struct FailureEstimate {
@@ -66,6 +86,19 @@ impl Estimate {
             training.warm_up = outcome.warm_up.map(|each| (first, each));
             training.cost(failures.as_ref().map(|failures| &failures.chosen))
         });
-        Self { cost, failures }
+        let energy = outcome.energy.map(|energy| {
+            let facility = run.pue.unwrap_or(1.0) / KILOWATT_HOUR;
+            // While a job writes checkpoints or restarts, its devices draw the same on average.
+            let run_kwh =
+                cost.as_ref().map(|cost: &TrainingCost| energy.watts * cost.wall.0 * facility);
+            EnergyEstimate {
+                joules: energy.joules,
+                watts: energy.watts,
+                co2_g: run.carbon_intensity.map(|grams| grams * energy.joules * facility),
+                run_kwh,
+                run_co2_kg: run_kwh.zip(run.carbon_intensity).map(|(kwh, g)| kwh * g / 1000.0),
+            }
+        });
+        Self { cost, failures, energy }
     }
 }

@@ -1,12 +1,14 @@
 //! The world of ranks as a mesh, and the groups along its axes.
 //!
-//! Dense operators use the mesh `pp × dp × cp × tp`, with `tp` innermost: rank = ((p·dp + d)·cp +
-//! c)·tp + t. Expert operators use the *same* ranks as `pp × edp × ep × etp` with edp·ep·etp =
-//! dp·cp·tp, so `ep` and `etp` never multiply the world. Parameter servers come after all of these.
+//! Dense operators use the mesh `pp × dp × cp × tp`. Unless an [`AxisOrder`] says otherwise, `tp` is
+//! innermost: rank = ((p·dp + d)·cp + c)·tp + t. Expert operators use the *same* ranks as `pp × edp ×
+//! ep × etp` with edp·ep·etp = dp·cp·tp, so `ep` and `etp` never multiply the world; they count
+//! through the ranks of a stage in rank order. Parameter servers come after all of these.
 
 use crate::ids::Rank;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::str::FromStr;
 
 /// An axis of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -49,6 +51,69 @@ impl fmt::Display for Axis {
     }
 }
 
+/// Order of the dense axes, the innermost first: ranks that differ only along the first axis are
+/// neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct AxisOrder([Axis; 4]);
+
+impl AxisOrder {
+    /// The axes, the innermost first.
+    pub const fn axes(self) -> [Axis; 4] {
+        self.0
+    }
+}
+
+impl Default for AxisOrder {
+    fn default() -> Self {
+        Self([Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp])
+    }
+}
+
+impl fmt::Display for AxisOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0.map(Axis::name).join("-"))
+    }
+}
+
+impl FromStr for AxisOrder {
+    type Err = String;
+
+    /// Parses axes separated by dashes or commas, the innermost first; those that are left out
+    /// follow in their usual order.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let usual = Self::default().0;
+        let mut order = Vec::new();
+        for word in text.split(['-', ',']) {
+            let word = word.trim();
+            let Some(axis) = usual.into_iter().find(|axis| axis.name() == word) else {
+                return Err(format!("'{word}' is none of the axes tp, cp, dp and pp"));
+            };
+            if order.contains(&axis) {
+                return Err(format!("{axis} stands twice in '{text}'"));
+            }
+            order.push(axis);
+        }
+        let rest = usual.into_iter().filter(|axis| !order.contains(axis));
+        let all: Vec<Axis> = order.iter().copied().chain(rest).collect();
+        all.try_into().map(Self).map_err(|_| format!("'{text}' is not an order of four axes"))
+    }
+}
+
+impl TryFrom<String> for AxisOrder {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<AxisOrder> for String {
+    fn from(order: AxisOrder) -> Self {
+        order.to_string()
+    }
+}
+
 /// Sizes of the axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mesh {
@@ -66,6 +131,9 @@ pub struct Mesh {
     pub etp: u32,
     /// Number of parameter servers, which come after the mesh.
     pub servers: u32,
+    /// Order of the dense axes.
+    #[serde(default)]
+    pub order: AxisOrder,
 }
 
 /// Coordinates of a rank.
@@ -131,21 +199,50 @@ impl Mesh {
         }
     }
 
-    /// Distance in ranks between neighbours along an axis.
-    pub const fn stride(&self, axis: Axis) -> u32 {
+    /// Distance between neighbours along an axis: in ranks, or for the axes of experts in ranks of a
+    /// stage.
+    fn stride(&self, axis: Axis) -> u32 {
         match axis {
-            Axis::Tp | Axis::Etp => 1,
-            Axis::Cp => self.tp,
-            Axis::Dp => self.tp * self.cp,
-            Axis::Pp => self.tp * self.cp * self.dp,
+            Axis::Etp => 1,
             Axis::Ep => self.etp,
             Axis::Edp => self.etp * self.ep,
+            Axis::Pp | Axis::Dp | Axis::Cp | Axis::Tp => {
+                let inner = self.order.0.into_iter().take_while(|&inner| inner != axis);
+                inner.map(|inner| self.axis(inner)).product()
+            }
         }
+    }
+
+    /// Place of a rank among those of its stage, in rank order.
+    fn in_stage(&self, rank: Rank) -> u32 {
+        let stride = self.stride(Axis::Pp);
+        rank.0 / (stride * self.pp) * stride + rank.0 % stride
+    }
+
+    /// Rank of a stage at this place among its ranks.
+    fn of_stage(&self, stage: u32, place: u32) -> Rank {
+        let stride = self.stride(Axis::Pp);
+        Rank((place / stride * self.pp + stage) * stride + place % stride)
+    }
+
+    /// Ranks of a stage in ascending order.
+    pub fn stage(&self, stage: u32) -> impl Iterator<Item = Rank> + use<> {
+        let mesh = *self;
+        (0..mesh.size() / mesh.pp.max(1)).map(move |place| mesh.of_stage(stage, place))
+    }
+
+    /// Index of a rank along an axis.
+    pub fn index(&self, axis: Axis, rank: Rank) -> u32 {
+        let place = match axis {
+            Axis::Pp | Axis::Dp | Axis::Cp | Axis::Tp => rank.0,
+            Axis::Edp | Axis::Ep | Axis::Etp => self.in_stage(rank),
+        };
+        place / self.stride(axis) % self.axis(axis)
     }
 
     /// Coordinates of a rank; `None` for a parameter server.
     pub fn coordinates(&self, rank: Rank) -> Option<Coordinates> {
-        let at = |axis: Axis| rank.0 / self.stride(axis) % self.axis(axis);
+        let at = |axis: Axis| self.index(axis, rank);
         (rank.0 < self.size()).then(|| Coordinates {
             pp: at(Axis::Pp),
             dp: at(Axis::Dp),
@@ -155,8 +252,14 @@ impl Mesh {
     }
 
     /// The rank at these coordinates.
-    pub const fn rank(&self, at: Coordinates) -> Rank {
-        Rank(((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp)
+    pub fn rank(&self, at: Coordinates) -> Rank {
+        let along = |axis: Axis, index: u32| index * self.stride(axis);
+        Rank(
+            along(Axis::Pp, at.pp)
+                + along(Axis::Dp, at.dp)
+                + along(Axis::Cp, at.cp)
+                + along(Axis::Tp, at.tp),
+        )
     }
 
     /// Number of ranks in a group of this kind.
@@ -180,10 +283,13 @@ impl Mesh {
     /// none.
     pub fn members(&self, group: GroupKind, rank: Rank) -> Vec<Rank> {
         let along = |axis: Axis| {
-            let stride = self.stride(axis);
-            let size = self.axis(axis);
-            let first = rank.0 - rank.0 / stride % size * stride;
-            (0..size).map(|i| Rank(first + i * stride)).collect()
+            let (stride, size) = (self.stride(axis), self.axis(axis));
+            let is_dense = self.order.0.contains(&axis);
+            let place = if is_dense { rank.0 } else { self.in_stage(rank) };
+            let first = place - place / stride % size * stride;
+            let stage = self.index(Axis::Pp, rank);
+            let at = |place: u32| if is_dense { Rank(place) } else { self.of_stage(stage, place) };
+            (0..size).map(|i| at(first + i * stride)).collect()
         };
         let servers = || (self.size()..self.world()).map(Rank);
         match (group, self.coordinates(rank)) {
@@ -214,7 +320,8 @@ impl Mesh {
 mod tests {
     use super::*;
 
-    const MESH: Mesh = Mesh { pp: 2, dp: 3, cp: 2, tp: 4, ep: 8, etp: 1, servers: 0 };
+    const ORDER: AxisOrder = AxisOrder([Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp]);
+    const MESH: Mesh = Mesh { pp: 2, dp: 3, cp: 2, tp: 4, ep: 8, etp: 1, servers: 0, order: ORDER };
 
     #[test]
     fn tensor_parallel_ranks_are_neighbours() {
@@ -239,17 +346,37 @@ mod tests {
 
     #[test]
     fn coordinates_and_ranks_are_inverse_and_groups_partition_the_world() {
-        for r in 0..MESH.size() {
-            let at = MESH.coordinates(Rank(r)).unwrap();
-            assert_eq!(MESH.rank(at), Rank(r));
-            for axis in [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep, Axis::Edp, Axis::Etp] {
-                let members = MESH.members(GroupKind::Axis(axis), Rank(r));
-                assert_eq!(members.len() as u32, MESH.axis(axis));
-                assert!(members.contains(&Rank(r)));
-                for member in &members {
-                    assert_eq!(MESH.members(GroupKind::Axis(axis), *member), members);
+        for order in ["tp-cp-dp-pp", "pp", "dp-tp", "cp-pp-tp-dp", "pp-dp-cp-tp", "tp-pp"] {
+            let mesh = Mesh { order: order.parse().unwrap(), ..MESH };
+            for r in 0..mesh.size() {
+                let at = mesh.coordinates(Rank(r)).unwrap();
+                assert_eq!(mesh.rank(at), Rank(r));
+                let stage: Vec<Rank> = mesh.stage(at.pp).collect();
+                assert!(stage.contains(&Rank(r)) && stage.is_sorted(), "{order}: {stage:?}");
+                for axis in [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep, Axis::Edp, Axis::Etp]
+                {
+                    let members = mesh.members(GroupKind::Axis(axis), Rank(r));
+                    assert_eq!(members.len() as u32, mesh.axis(axis));
+                    assert_eq!(members[mesh.index(axis, Rank(r)) as usize], Rank(r), "{order}");
+                    for member in &members {
+                        assert_eq!(mesh.members(GroupKind::Axis(axis), *member), members);
+                        let same = mesh.coordinates(*member).unwrap().pp == at.pp;
+                        assert!(axis == Axis::Pp || same, "{order}: {axis} leaves its stage");
+                    }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_innermost_axis_has_neighbours() {
+        let order: AxisOrder = "dp,pp".parse().unwrap();
+        assert_eq!(order.to_string(), "dp-pp-tp-cp");
+        let mesh = Mesh { order, ..MESH };
+        assert_eq!(mesh.members(GroupKind::Axis(Axis::Dp), Rank(4)), [Rank(3), Rank(4), Rank(5)]);
+        assert_eq!(mesh.members(GroupKind::Axis(Axis::Pp), Rank(0)), [Rank(0), Rank(3)]);
+        for wrong in ["", "ep", "tp-tp", "tp-", "x", "tp-cp-dp-pp-tp"] {
+            assert!(wrong.parse::<AxisOrder>().is_err(), "{wrong}");
         }
     }
 }

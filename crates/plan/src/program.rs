@@ -88,7 +88,7 @@ impl Plan {
     /// First rank of a role; the others run the same program at other coordinates.
     pub fn representative(&self, role: RoleId) -> Rank {
         if role.0 < self.mesh.pp {
-            Rank(role.0 * self.mesh.stride(Axis::Pp))
+            self.mesh.stage(role.0).next().unwrap_or_default()
         } else {
             Rank(self.mesh.size() + role.0 - self.mesh.pp)
         }

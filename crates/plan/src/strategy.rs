@@ -3,7 +3,7 @@
 use crate::collective::{Algorithm, SummationOrder};
 use crate::compress::Compression;
 use crate::dtype::DType;
-use crate::mesh::Mesh;
+use crate::mesh::{AxisOrder, Mesh};
 use crate::outer_optimizer::LocalSgd;
 use crate::program::StepPhase;
 use crate::schedule::ScheduleKind;
@@ -27,6 +27,9 @@ pub struct Strategy {
     pub ep: u32,
     /// Tensor-parallel degree of an expert.
     pub etp: u32,
+    /// Order of the axes: the innermost joins neighbouring ranks.
+    #[serde(default)]
+    pub axis_order: AxisOrder,
     /// True if activations outside the tensor-parallel matrices are sharded along tokens.
     pub sp: bool,
     /// State that ZeRO shards across replicas.
@@ -106,6 +109,7 @@ impl Default for Strategy {
             cp: 1,
             ep: 1,
             etp: 1,
+            axis_order: AxisOrder::default(),
             sp: false,
             zero: Zero::None,
             schedule: ScheduleKind::OneFOneB,
@@ -146,6 +150,7 @@ impl Strategy {
             ep: self.ep,
             etp: self.etp,
             servers: self.sync.servers(),
+            order: self.axis_order,
         }
     }
 

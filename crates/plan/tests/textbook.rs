@@ -192,3 +192,119 @@ fn sixty_five_thousand_ranks_share_eight_programs() {
     let bubble = summarize(&plan).bubble_fraction;
     assert!((bubble - 7.0 / (3.0 * 96.0 + 7.0)).abs() < 1e-12, "{bubble}");
 }
+
+/// ZeRO-2 with four replicas keeps (2 + 14/4) bytes of bf16 training state per parameter of a replica.
+/// If these are divided over model-parallel devices of 80 GiB, 16 hold GPT-3's and 128 hold those of a
+/// trillion parameters; 8 and 64 do not.
+#[test]
+fn sixteen_devices_hold_gpt_3_and_128_a_trillion() {
+    let state = |name: &str, tp: u32, pp: u32| {
+        let model = built_in::get(name).unwrap().unwrap();
+        let strategy = Strategy {
+            dp: 4,
+            tp,
+            pp,
+            zero: Zero::Gradients,
+            global_batch: 4 * u64::from(pp),
+            leaves: 4,
+            seq: model.seq,
+            dtype: DType::Bf16,
+            grad_dtype: DType::Bf16,
+            order: SummationOrder::Free,
+            ..Default::default()
+        };
+        let plan = lower(&model, &strategy).unwrap();
+        let kinds = [MemoryKind::Parameters, MemoryKind::Gradients, MemoryKind::Optimizer];
+        let of = |memory: &paceline_plan::program::Memory| {
+            kinds.into_iter().map(|kind| memory.of(kind).0).sum::<u64>()
+        };
+        plan.programs.iter().map(|program| of(&program.memory)).max().unwrap()
+    };
+    const DEVICE: u64 = 80 << 30;
+    assert!(state("gpt3-175b", 8, 2) < DEVICE);
+    assert!(state("gpt3-175b", 8, 1) > DEVICE);
+    assert!(state("gpt-1008b", 8, 16) < DEVICE);
+    assert!(state("gpt-1008b", 8, 8) > DEVICE);
+}
+
+/// 12 MB on 2 × 2 × 3 devices, one dimension after the other: a rank's sums shrink to 6, 3 and 1 MB
+/// and grow back.
+#[test]
+fn chunks_on_a_torus_halve_halve_and_third() {
+    let megabyte = 1_000_000;
+    let shape = paceline_plan::collective::TorusShape::new(&[2, 2, 3]).unwrap();
+    let pattern = Pattern::new(
+        CollectiveKind::AllReduce,
+        Algorithm::Torus { shape },
+        SummationOrder::Free,
+        12,
+        0,
+    )
+    .unwrap();
+    // Rounds of each dimension: (2 − 1), (2 − 1), (3 − 1), and the same backwards.
+    let phases = [0..1, 1..2, 2..4, 4..6, 6..7, 7..8];
+    assert_eq!(pattern.rounds(), 8);
+    let cut = paceline_plan::collective::Chunking {
+        elements: 12 * megabyte,
+        chunks: pattern.chunks(),
+        block: 1,
+    };
+    for rank in 0..12 {
+        let sent = |rounds: &std::ops::Range<u32>| -> u64 {
+            let steps = pattern.steps(rank).into_iter();
+            let sends = steps.filter_map(|step| match step.action {
+                paceline_plan::collective::Action::Send { chunks, .. }
+                    if rounds.contains(&step.round) =>
+                {
+                    Some(cut.elements_in(chunks))
+                }
+                _ => None,
+            });
+            sends.sum()
+        };
+        let mut held = vec![12];
+        for (index, rounds) in phases.iter().enumerate() {
+            let (before, moved) = (held[index], sent(rounds) / megabyte);
+            held.push(if index < 3 { before - moved } else { before + moved });
+        }
+        assert_eq!(held, [12, 6, 3, 1, 3, 6, 12], "rank {rank}");
+    }
+}
+
+/// P devices share a layer's output of width d for B samples. With tensor parallelism a device sends
+/// its d·B/P values to the P−1 others; with a pipeline of P microbatches it sends d·B/P values, one
+/// microbatch's, to the next stage.
+#[test]
+fn tensor_parallelism_sends_p_minus_1_times_what_a_pipeline_sends() {
+    let model = even_model(4);
+    for p in [2_u32, 4] {
+        let batch = u64::from(p);
+        let whole = 1024 * batch * 128;
+        let gather =
+            Pattern::new(CollectiveKind::AllGather, Algorithm::Direct, SummationOrder::Free, p, 0)
+                .unwrap();
+        let part = whole / u64::from(p);
+        assert_eq!(
+            gather.counts(Bytes(whole)).bytes_sent_per_rank_max,
+            Bytes(part * u64::from(p - 1))
+        );
+        let strategy = Strategy { pp: p, global_batch: batch, seq: 128, ..Default::default() };
+        let plan = lower(&model, &strategy).unwrap();
+        let sends = plan.programs[0].body.nodes.iter().filter_map(|node| match node.op {
+            paceline_plan::program::Op::Send { view, .. } => Some(view.len),
+            _ => None,
+        });
+        let sends: Vec<u64> = sends.collect();
+        assert_eq!(sends, vec![part; p as usize], "one message per microbatch");
+    }
+}
+
+/// 120 layers of the estimated 1.8 trillion parameters, in f32.
+#[test]
+fn a_layer_of_the_largest_model_takes_60_gigabytes() {
+    let model = built_in::get("gpt4-1.8t").unwrap().unwrap();
+    let trillions = model.parameters() as f64 / 1e12;
+    assert!((1.75..1.9).contains(&trillions), "{trillions}");
+    let gigabytes = 4.0 * model.layer_parameters() as f64 / 1e9;
+    assert!((59.0..62.0).contains(&gigabytes), "{gigabytes}");
+}

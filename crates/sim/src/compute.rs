@@ -12,12 +12,16 @@
 //! segment takes the host's launch time.
 
 mod attention;
+mod gemm;
 mod measured;
 mod product;
+mod roofline;
 mod traffic;
 mod update;
 
+pub use gemm::{Bound, GemmShape, GemmTime, Skipped, Sparsity, gemm, gemm_bytes};
 pub use measured::{KernelUse, accumulate_kernel, kernel, step_kernel};
+pub use roofline::{OperatorPoint, operators};
 
 use crate::cluster::Device;
 use crate::profile::{Kernels, Profile};
@@ -79,6 +83,29 @@ impl<'a> Roofline<'a> {
             at += chain;
         }
         Seconds(work.device.max(f64::from(work.kernels) * self.profile.cpu_launch_time.0))
+    }
+
+    /// Device time of a template's kernels by the pass of their operators: forward, input gradient,
+    /// weight gradient.
+    pub fn by_pass(&self, template: &Template) -> [Seconds; 3] {
+        let mut times = [Seconds::ZERO; 3];
+        let mut at = 0;
+        while let Some(op) = template.ops.get(at) {
+            let chain = self.chain(&template.ops[at..]);
+            let work = if chain > 1 {
+                self.fused(template, &template.ops[at..at + chain])
+            } else {
+                self.operator(template, op)
+            };
+            let index = match op.pass {
+                OpPass::Forward => 0,
+                OpPass::BackwardInput => 1,
+                OpPass::BackwardWeight => 2,
+            };
+            times[index] += Seconds(work.device);
+            at += chain;
+        }
+        times
     }
 
     /// Number of leading operators that form one kernel.

@@ -37,8 +37,8 @@ pub use footprint::footprint;
 pub use jobs::{Job, Placement, simulate_jobs};
 pub use network::NetworkKind;
 pub use outcome::{
-    CriticalPath, Details, DimensionUse, Limits, MemoryCurve, MemoryPoint, OpStat, Outcome,
-    PathPart, PathStep, RankGroup, RoleStats, Slowest,
+    CriticalPath, Details, DimensionUse, Energy, ExchangeStat, LayerStat, Limits, MemoryCurve,
+    MemoryPoint, OpStat, Outcome, PathPart, PathStep, RankGroup, RoleStats, Slowest,
 };
 pub use profile::{Attention, Casts, Kernels, Library, Loss, Profile};
 pub use uncertainty::{ErrorBand, Family, error_band, quantile};

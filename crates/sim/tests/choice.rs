@@ -6,7 +6,7 @@ use paceline_plan::units::{Bytes, BytesPerSec};
 use paceline_sim::cluster::{Cluster, preset};
 use paceline_sim::network::{Analytic, CostModel, Flow, Vector};
 
-const CLUSTERS: [&str; 8] = [
+const CLUSTERS: [&str; 13] = [
     "dgx1-v100",
     "dgx1-v100:2",
     "dgx-a100:2",
@@ -15,10 +15,15 @@ const CLUSTERS: [&str; 8] = [
     "gb200-nvl72:2",
     "tpu-v4:16",
     "laptop:4",
+    "zionex:2",
+    "a100-pcie:2",
+    "gaudi2:2",
+    "dojo",
+    "cs-2:4",
 ];
 
 /// Algorithms as people name them; those that a cluster or a group cannot run are left out there.
-const NAMES: [&str; 31] = [
+const NAMES: [&str; 32] = [
     "ring",
     "multi-ring:2",
     "multi-ring:3",
@@ -32,6 +37,7 @@ const NAMES: [&str; 31] = [
     "ps:4",
     "naive",
     "overlapped",
+    "one-shot",
     "partitioned",
     "bruck",
     "torus:4x4",

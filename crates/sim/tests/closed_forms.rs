@@ -18,7 +18,10 @@ use paceline_sim::cluster::{Cluster, Dimension, DimensionKind, preset};
 use paceline_sim::network::{Analytic, CostModel, Vector};
 use std::collections::BTreeMap;
 
-use CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter};
+use CollectiveKind::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
+    SendRecv,
+};
 
 const ALPHA: f64 = 3e-6;
 const RATE: f64 = 20e9;
@@ -69,6 +72,7 @@ fn algorithms(ranks: u32) -> Vec<Algorithm> {
         "ps:2",
         "naive",
         "overlapped",
+        "one-shot",
         "partitioned",
         "in-network",
     ]
@@ -251,7 +255,7 @@ fn neighbours(pattern: &Pattern, n: f64, step: impl Fn(f64) -> f64) -> Option<f6
     match pattern.kind() {
         AllReduce => Some(2.0 * (p - 1.0) * step(n / p)),
         ReduceScatter | AllGather => Some((p - 1.0) * step(n / p)),
-        Broadcast | Reduce | Gather | AllToAll => None,
+        Broadcast | Reduce | Gather | AllToAll | Scatter | SendRecv | Barrier => None,
     }
 }
 
@@ -264,6 +268,8 @@ fn switch(pattern: &Pattern, n: f64) -> Option<f64> {
     let ways = if pattern.kind() == AllReduce { 2.0 } else { 1.0 };
     let chain = 4.0 * (p - 2.0) + 1.0;
     match (pattern.algorithm(), pattern.kind()) {
+        (_, Barrier) => time(f64::from(pattern.rounds()), 0.0),
+        (_, SendRecv) => time(1.0, n),
         (Algorithm::Ring, Broadcast | Reduce) => Some((p - 2.0 + chain) * (ALPHA + n / chain * B)),
         (Algorithm::Ring, _) => time(ways * (p - 1.0), ways * part),
         // Several rings share the port.
@@ -291,8 +297,9 @@ fn switch(pattern: &Pattern, n: f64) -> Option<f64> {
             let k = f64::from(servers);
             time(2.0, n * (k - 1.0 + p - 1.0) / k)
         }
-        (Algorithm::Naive, _) => time(p - 1.0, n * (p - 1.0)),
-        (Algorithm::Overlapped, _) => time(1.0, n * (p - 1.0)),
+        (Algorithm::Naive, _) => time(p * (p - 1.0), n * p * (p - 1.0)),
+        (Algorithm::Overlapped, _) => time(p - 1.0, n * (p - 1.0)),
+        (Algorithm::OneShot, _) => time(1.0, n * (p - 1.0)),
         (Algorithm::Partitioned, _) => time(ways * (p - 1.0), ways * part),
         (Algorithm::Torus { shape }, _) => {
             let rounds: u32 = shape.sizes().map(|size| size - 1).sum();
@@ -315,10 +322,15 @@ fn fully_connected(pattern: &Pattern, n: f64) -> Option<f64> {
     let time = |rounds: f64, bytes: f64| Some(rounds * (ALPHA + bytes * B));
     let ways = if pattern.kind() == AllReduce { 2.0 } else { 1.0 };
     match (pattern.algorithm(), pattern.kind()) {
+        (_, Barrier | SendRecv) => switch(pattern, n),
         (Algorithm::Ring | Algorithm::HalvingDoubling, _) => switch(pattern, n),
-        (Algorithm::Naive | Algorithm::Partitioned | Algorithm::Torus { .. }, _) => {
-            switch(pattern, n)
-        }
+        (
+            Algorithm::Naive
+            | Algorithm::Overlapped
+            | Algorithm::Partitioned
+            | Algorithm::Torus { .. },
+            _,
+        ) => switch(pattern, n),
         (Algorithm::MultiRing { rings }, AllReduce | ReduceScatter | AllGather) => {
             let ranks = pattern.ranks();
             let coprime =
@@ -331,7 +343,7 @@ fn fully_connected(pattern: &Pattern, n: f64) -> Option<f64> {
         }
         (Algorithm::SharedMemory, Reduce) => time(2.0, n / p),
         (Algorithm::Direct | Algorithm::SharedMemory, _) => time(ways, n / p),
-        (Algorithm::Overlapped, _) => time(1.0, n),
+        (Algorithm::OneShot, _) => time(1.0, n),
         (Algorithm::ParameterServer { servers }, kind) => {
             let rounds = if servers > 1 { 2.0 } else { ways };
             (kind == AllReduce || servers > 1 || ways == 1.0)
@@ -375,10 +387,18 @@ fn ring(pattern: &Pattern, n: f64) -> Option<f64> {
     };
     let (far, load) = everyone(ranks);
     let at_once = |bytes: f64| far * ALPHA + load * bytes * B;
+    // One message at a time, from every rank to all others.
+    let in_turn = |bytes: f64| {
+        let one = |k| apart(k, ranks).0 * ALPHA + bytes * B;
+        p * (1..ranks).map(one).sum::<f64>()
+    };
     // Messages from one rank to all others, or from all to one, go half each way.
     let from_one = |bytes: f64| far * ALPHA + ((p - 1.0) / 2.0).max(1.0) * bytes * B;
     let chain = 4.0 * (p - 2.0) + 1.0;
     match (pattern.algorithm(), pattern.kind()) {
+        (Algorithm::Ring, Barrier) => Some((p - 1.0) * ALPHA),
+        (Algorithm::Direct, Barrier) => Some(far * ALPHA),
+        (_, SendRecv) => Some(ALPHA + n * B),
         (Algorithm::Ring, AllToAll) => Some(rotation(n / p)),
         (Algorithm::Ring, Gather) => Some((p - 1.0) * (ALPHA + n / p * B)),
         (Algorithm::Ring, Broadcast | Reduce) => Some((p - 2.0 + chain) * (ALPHA + n / chain * B)),
@@ -400,13 +420,14 @@ fn ring(pattern: &Pattern, n: f64) -> Option<f64> {
         (Algorithm::Direct | Algorithm::SharedMemory, Broadcast) | (Algorithm::Direct, Reduce) => {
             Some(from_one(n))
         }
-        (Algorithm::Direct | Algorithm::SharedMemory, Gather) => Some(from_one(n / p)),
+        (Algorithm::Direct | Algorithm::SharedMemory, Gather | Scatter) => Some(from_one(n / p)),
         (Algorithm::SharedMemory, Reduce) => Some(at_once(n / p) + from_one(n / p)),
         (Algorithm::Direct | Algorithm::SharedMemory, _) => Some(at_once(n / p)),
         (Algorithm::ParameterServer { servers: 1 }, AllReduce) => Some(2.0 * from_one(n)),
         (Algorithm::ParameterServer { servers: 1 }, _) => Some(from_one(n)),
-        (Algorithm::Naive, _) => Some(rotation(n)),
-        (Algorithm::Overlapped, _) => Some(at_once(n)),
+        (Algorithm::Naive, _) => Some(in_turn(n)),
+        (Algorithm::Overlapped, _) => Some(rotation(n)),
+        (Algorithm::OneShot, _) => Some(at_once(n)),
         (Algorithm::Partitioned, _) => Some(ways * rotation(n / p)),
         (Algorithm::PerDimension { grid, .. }, _) => match grid?.dimensions() {
             [only] if only.way == DimAlgorithm::Ring => neighbours(pattern, n, |b| ALPHA + b * B),

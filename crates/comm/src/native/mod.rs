@@ -30,8 +30,7 @@ pub trait Communicator: Send {
     /// Starts an operation, without waiting, after the work that is already on its queue.
     ///
     /// [`paceline_plan::collective`] defines the contents of the buffers at the start and at the
-    /// end: `data` is the work buffer, `output` the output buffer, which all_to_all has and no
-    /// other operation. Parts are equal. The order of summation is the library's.
+    /// end: `data` is the work buffer, `output` the output buffer of the kinds that have one. Parts are equal. The order of summation is the library's.
     fn start(
         &mut self,
         op: &NativeOp,

@@ -393,6 +393,26 @@ impl NcclCommunicator {
                     let to = std::iter::once((root as u64, mine));
                     self.exchange(to, std::iter::empty(), (parts, dtype, stream))
                 }
+                CollectiveKind::Scatter if self.index == root as u64 => {
+                    let to = others(at).filter(|(member, _)| *member != self.index);
+                    self.exchange(to, std::iter::empty(), (parts, dtype, stream))
+                }
+                CollectiveKind::Scatter => {
+                    let from = std::iter::once((root as u64, mine));
+                    self.exchange(std::iter::empty(), from, (parts, dtype, stream))
+                }
+                CollectiveKind::SendRecv => {
+                    let none = || failed("a send_recv without an output buffer".into());
+                    let output = output.ok_or_else(none)?;
+                    let next = (self.index + 1) % self.size;
+                    let previous = (self.index + self.size - 1) % self.size;
+                    let (to, from) = ((next, at), (previous, output));
+                    let (to, from) = (std::iter::once(to), std::iter::once(from));
+                    self.exchange(to, from, (whole, dtype, stream))
+                }
+                CollectiveKind::Barrier => Err(failed(
+                    "NCCL has no barrier: it is a collective of the plan's steps".into(),
+                )),
                 CollectiveKind::AllToAll => {
                     let none = || failed("an all_to_all without an output buffer".into());
                     let output = output.ok_or_else(none)?;

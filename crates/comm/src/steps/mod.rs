@@ -47,7 +47,7 @@ pub struct CollectiveSpec {
 /// One rank's side of a collective in flight.
 ///
 /// [`paceline_plan::collective`] defines the buffer contents at the start and at the end. `data` is
-/// the work buffer, and `output` is the output buffer, used by all_to_all only. Between calls of
+/// the work buffer, and `output` is the output buffer of the kinds that have one. Between calls of
 /// [`progress`](Self::progress) the buffers belong to the collective.
 ///
 /// Messages are sent directly from the buffers and reduced as they arrive. A send that the
@@ -354,7 +354,7 @@ impl ActiveCollective {
             self.cut_into_pieces(data.len() as u64);
         }
         let before = *self.vector.get_or_insert((elements, dtype));
-        let problem = match (kind == CollectiveKind::AllToAll, output) {
+        let problem = match (kind.has_output(), output) {
             _ if !data.len().is_multiple_of(size) => {
                 format!("{} bytes are not a whole number of {dtype} elements", data.len())
             }
@@ -367,7 +367,7 @@ impl ActiveCollective {
             _ if before.1 != dtype => {
                 format!("the elements were {} and now are {dtype}", before.1)
             }
-            (true, _) if !elements.is_multiple_of(ranks) => {
+            _ if kind == CollectiveKind::AllToAll && !elements.is_multiple_of(ranks) => {
                 format!("{elements} elements are not {ranks} equal parts")
             }
             (true, None) => "an output buffer is needed".to_owned(),

@@ -201,6 +201,7 @@ mod tests {
             "ps:4",
             "naive",
             "overlapped",
+            "one-shot",
             "partitioned",
             "torus:8",
             "torus:4x4x2x3x2x5",

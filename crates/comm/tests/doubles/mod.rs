@@ -106,13 +106,8 @@ impl Member {
     fn check(&self, dtype: DType, op: &NativeOp, output: bool) -> Result<(), CommError> {
         self.world.check()?;
         assert_eq!(dtype, DType::F32, "the doubles know one dtype");
-        let all_to_all = NativeOp::Collective {
-            kind: CollectiveKind::AllToAll,
-            reduction: Reduction::Sum,
-            root: 0,
-            forced: None,
-        };
-        assert_eq!(output, *op == all_to_all);
+        let has_output = matches!(op, NativeOp::Collective { kind, .. } if kind.has_output());
+        assert_eq!(output, has_output);
         Ok(())
     }
 }
@@ -187,6 +182,11 @@ pub(crate) fn naive(
         CollectiveKind::Reduce if me == root => (0..n, reduced(0..n)),
         CollectiveKind::Gather if me == root => (0..n, gathered()),
         CollectiveKind::Reduce | CollectiveKind::Gather => (0..0, Vec::new()),
+        CollectiveKind::Scatter => {
+            (part(me as usize), all[root as usize][part(me as usize)].to_vec())
+        }
+        CollectiveKind::SendRecv => (0..n, all[(me as usize + all.len() - 1) % all.len()].to_vec()),
+        CollectiveKind::Barrier => (0..n, all[me as usize].to_vec()),
         CollectiveKind::AllToAll => {
             (0..n, all.iter().flat_map(|v| &v[part(me as usize)]).copied().collect())
         }

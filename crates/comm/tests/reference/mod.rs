@@ -91,11 +91,11 @@ pub(crate) fn product(transport: &mut dyn Transport, thinning: usize) -> u64 {
             if !(i + size + ranks as usize).is_multiple_of(thinning) {
                 continue;
             }
-            let all_to_all = spec.kind == CollectiveKind::AllToAll;
+            let has_output = spec.kind.has_output();
             for turn in if large { i % 3..i % 3 + 1 } else { 0..3 } {
                 let naive = known.naive(spec.kind, TYPES[turn]);
                 let mut data = naive.input(spec, me.0);
-                let mut output = all_to_all.then(|| vec![0xff; data.len()]);
+                let mut output = has_output.then(|| vec![0xff; data.len()]);
                 let out = output.as_deref_mut();
                 let vector = (naive.dtype, data.as_mut_slice());
                 run_bytes(transport, spec, &members, tag, vector, out, TIMEOUT)
@@ -126,6 +126,7 @@ pub(crate) fn large(transport: &mut dyn Transport) -> u64 {
         Algorithm::Ring,
         Algorithm::HalvingDoubling,
         Algorithm::Overlapped,
+        Algorithm::OneShot,
         Algorithm::Direct,
         Algorithm::Tree,
         Algorithm::ParameterServer { servers: 1 },
@@ -136,8 +137,8 @@ pub(crate) fn large(transport: &mut dyn Transport) -> u64 {
         }
         let naive = known.naive(spec.kind, DType::F32);
         let mut data = naive.input(&spec, me.0);
-        let all_to_all = spec.kind == CollectiveKind::AllToAll;
-        let mut output = all_to_all.then(|| vec![0xff; data.len()]);
+        let has_output = spec.kind.has_output();
+        let mut output = has_output.then(|| vec![0xff; data.len()]);
         let (vector, out) = ((naive.dtype, data.as_mut_slice()), output.as_deref_mut());
         run_bytes(transport, &spec, &members, tag, vector, out, TIMEOUT)
             .unwrap_or_else(|error| panic!("{spec:?} at {me} of {ranks}: {error}"));
@@ -239,7 +240,7 @@ impl Naive {
         let whole = &self.vectors[me as usize];
         let valid = match spec.kind {
             CollectiveKind::AllGather | CollectiveKind::Gather => self.part(spec, me),
-            CollectiveKind::Broadcast if me != spec.root => 0..0,
+            CollectiveKind::Broadcast | CollectiveKind::Scatter if me != spec.root => 0..0,
             _ => 0..whole.len(),
         };
         let mut input = vec![0xff; whole.len()];
@@ -269,6 +270,14 @@ impl Naive {
             CollectiveKind::AllGather => (all, gathered()),
             CollectiveKind::Gather => (at_root.clone(), gathered()[at_root].to_vec()),
             CollectiveKind::Broadcast => (all, self.vectors[spec.root as usize].clone()),
+            CollectiveKind::Scatter => {
+                let part = self.part(spec, me);
+                (part.clone(), self.vectors[spec.root as usize][part].to_vec())
+            }
+            CollectiveKind::SendRecv => {
+                (all, self.vectors[((me + self.ranks - 1) % self.ranks) as usize].clone())
+            }
+            CollectiveKind::Barrier => (all, self.vectors[me as usize].clone()),
             CollectiveKind::AllToAll => {
                 let part = self.part(spec, me);
                 let parts = self.vectors.iter().flat_map(|vector| &vector[part.clone()]);

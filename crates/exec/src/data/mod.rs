@@ -4,6 +4,7 @@
 //! sample, so every layout of the same run reads the same data in the same order.
 
 mod clicks;
+mod clients;
 pub mod corpus;
 mod images;
 mod permutation;
@@ -14,6 +15,7 @@ mod tokenizer;
 mod words;
 
 pub use clicks::Clicks;
+pub use clients::{ClientSplit, Federated};
 pub use corpus::{Corpus, CorpusError};
 pub use images::Images;
 pub use permutation::Permutation;

@@ -1,6 +1,7 @@
 //! Training data behind one interface: samples by number.
 
 use super::clicks::Clicks;
+use super::clients::{Clients, Federated};
 use super::corpus::{Corpus, CorpusError};
 use super::images::Images;
 use super::sample_start;
@@ -75,6 +76,8 @@ pub struct Data {
     seq: u64,
     /// Number of samples after which they repeat, if they do.
     distinct: Option<NonZeroU64>,
+    /// Division among the replicas of federated averaging.
+    clients: Option<Clients>,
     kind: Kind,
 }
 
@@ -100,6 +103,11 @@ pub enum DataError {
         "{0} are text, and this model reads something else; leave --data out, the built-in ones are drawn"
     )]
     NotText(String),
+    /// Samples without classes, or without an end, are divided among clients.
+    #[error(
+        "clients divide a finite number of images by class: use a model of images and --unique-samples"
+    )]
+    NoClasses,
 }
 
 impl Data {
@@ -138,7 +146,7 @@ impl Data {
                 return Err(DataError::NotText(text.path().display().to_string()));
             }
         };
-        Ok(Self { seq, distinct: None, kind })
+        Ok(Self { seq, distinct: None, clients: None, kind })
     }
 
     /// Restricts the data to the first `distinct` samples, repeated.
@@ -146,8 +154,33 @@ impl Data {
         Self { distinct, ..self }
     }
 
-    /// Sample number after repetition.
+    /// Divides the first `distinct` samples among the replicas of federated averaging, which read
+    /// `batch` samples together in an iteration.
+    pub(crate) fn among_clients(
+        self,
+        federated: Option<Federated>,
+        (replicas, batch): (u32, u64),
+        seed: u64,
+    ) -> Result<Self, DataError> {
+        let Some(federated) = federated else { return Ok(self) };
+        let (Kind::Images(images), Some(distinct)) = (&self.kind, self.distinct) else {
+            return Err(DataError::NoClasses);
+        };
+        let classes: Vec<u32> = (0..distinct.get()).map(|sample| images.class(sample)).collect();
+        let clients = Clients::new(federated, &classes, replicas, batch, seed);
+        Ok(Self { clients: Some(clients), ..self })
+    }
+
+    /// Factor of a replica's step in the mean over all replicas; 1 unless they are clients.
+    pub(crate) fn client_factor(&self, replica: u32, iteration: u32) -> f32 {
+        self.clients.as_ref().map_or(1.0, |clients| clients.factor(replica, iteration))
+    }
+
+    /// Sample number after division among clients and repetition.
     fn number(&self, sample: u64) -> u64 {
+        if let Some(clients) = &self.clients {
+            return clients.sample(sample);
+        }
         self.distinct.map_or(sample, |distinct| sample % distinct)
     }
 

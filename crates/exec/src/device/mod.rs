@@ -181,6 +181,8 @@ pub(crate) struct Pass {
     pub(crate) loss_scale: f32,
     /// True if every output of an operator is checked for non-finite values.
     pub(crate) watching: bool,
+    /// Factor of this replica's step in the mean of local SGD.
+    pub(crate) share: f32,
 }
 
 /// Phase of the update of a bucket.

@@ -12,8 +12,10 @@ mod graph_interpreter;
 mod kv_cache;
 mod network;
 mod qkv;
+mod sharpness;
 
 pub use evaluate::{Evaluation, evaluate};
 pub use generate::{GenerateError, Sampling, generate};
 pub use graph_interpreter::ImageNetwork;
 pub use network::Network;
+pub use sharpness::perturbed;

@@ -426,7 +426,8 @@ impl<'a, D: Device> Rank<'a, D> {
     fn pass(&self, iteration: u32, watching: bool) -> Pass {
         let batch = self.run.plan.strategy.global_batch;
         let rate = self.run.options.lr_at(iteration, batch) as f32;
-        Pass { rate, loss_scale: self.scale.factor(), watching }
+        let share = self.run.data.client_factor(self.place.replica, iteration);
+        Pass { rate, loss_scale: self.scale.factor(), watching, share }
     }
 
     /// Copies weights and optimizer state to or from the device.

@@ -81,15 +81,7 @@ pub fn collective(
     let mut own = if shared.is_none() { vec![0; bytes] } else { Vec::new() };
     prefer_huge_pages(&mut own);
     let vector = shared.as_deref_mut().unwrap_or(&mut own);
-    let mut output = match kind {
-        CollectiveKind::AllToAll => Some(vec![0; bytes]),
-        CollectiveKind::AllReduce
-        | CollectiveKind::ReduceScatter
-        | CollectiveKind::AllGather
-        | CollectiveKind::Broadcast
-        | CollectiveKind::Gather
-        | CollectiveKind::Reduce => None,
-    };
+    let mut output = kind.has_output().then(|| vec![0; bytes]);
     let mut tag = Tag::new(timing.channel, 0);
     let mut running = ActiveCollective::start(&spec, &members, me, tag).map_err(failed)?;
     laps(transport, &members, timing, |transport| {

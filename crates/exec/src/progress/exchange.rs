@@ -246,12 +246,15 @@ impl Buffers {
                 let copied = (!in_place).then(|| (part_of(call.input, input), part()));
                 Self { copied, ..none }
             }
-            CollectiveKind::ReduceScatter => {
+            CollectiveKind::ReduceScatter | CollectiveKind::Scatter => {
                 let part = || within(input, call.dtype, own.clone());
                 let result = (!in_place).then(|| (part(), part_of(call.output, output)));
                 Self { data: input, result, ..none }
             }
-            CollectiveKind::AllToAll => Self { data: input, output: Some(output), ..none },
+            CollectiveKind::AllToAll | CollectiveKind::SendRecv => {
+                Self { data: input, output: Some(output), ..none }
+            }
+            CollectiveKind::Barrier => none,
         }
     }
 }

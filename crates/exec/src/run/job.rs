@@ -68,6 +68,9 @@ impl<'a, D: Device> Job<'a, D> {
         let vocab = check::vocabulary(plan)?;
         let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
         let data = data.repeat_first(options.distinct);
+        let strategy = &plan.strategy;
+        let clients = (strategy.dp, strategy.global_batch);
+        let data = data.among_clients(options.federated, clients, options.seed)?;
         let (types, from) = (check::types(plan)?, from(plan, options, &data)?);
         Ok(Self { plan, facts: plan.facts(), options, kernels, types, vocab, data, from })
     }

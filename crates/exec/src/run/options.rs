@@ -1,7 +1,7 @@
 //! User options of a run that are not part of the plan.
 
 use crate::checkpoint::{Checkpoint, SaveOptions};
-use crate::data::DataSource;
+use crate::data::{DataSource, Federated};
 use crate::error::ExecError;
 use crate::hugging_face::Pretrained;
 use crate::run::learning_rate::{BatchScaling, LrSchedule};
@@ -75,6 +75,8 @@ pub struct TrainOptions {
     pub data: DataSource,
     /// Number of distinct samples, repeated in a cycle; `None` for all there are.
     pub distinct: Option<NonZeroU64>,
+    /// Federated averaging: the samples are divided among the replicas of local SGD.
+    pub federated: Option<Federated>,
     /// Initial weights of the run.
     pub start: Start,
     /// Checkpoint options, if the run is saved.
@@ -134,6 +136,7 @@ impl Default for TrainOptions {
             seed: 0,
             data: DataSource::Builtin,
             distinct: None,
+            federated: None,
             start: Start::Seed,
             save: None,
             save_at_end: true,

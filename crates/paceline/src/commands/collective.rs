@@ -1,5 +1,7 @@
 //! `paceline collective`: simulates one collective on a cluster.
 
+mod compare;
+
 use crate::failure::Failure;
 use crate::flags::{ClusterFlags, CommonFlags, Origins, Problems, size, whole, word};
 use crate::output::Place;
@@ -26,7 +28,8 @@ use serde_json::Value;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
-    /// Collective: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather or all_to_all
+    /// Collective: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter,
+    /// all_to_all, send_recv (every rank to the next) or barrier
     #[arg(long, value_name = "OP", help_heading = "Collective")]
     op: Option<String>,
     /// Algorithm
@@ -43,7 +46,7 @@ pub(crate) struct Flags {
     /// Number of ranks, the first ones of the cluster [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Collective")]
     ranks: Option<String>,
-    /// Root of broadcast, reduce and gather [default: 0]
+    /// Root of broadcast, reduce, gather and scatter [default: 0]
     #[arg(long, value_name = "RANK", allow_negative_numbers = true, help_heading = "Collective")]
     root: Option<String>,
     /// Summation order: canonical (fixed) or free (the cheapest) [default: free]
@@ -53,6 +56,10 @@ pub(crate) struct Flags {
     /// links) [default: analytic]
     #[arg(long, value_name = "analytic|flow", help_heading = "Collective")]
     network: Option<String>,
+    /// Compare all algorithms: rounds, bytes, fan-in and time of each [default: all_reduce of 64 MiB,
+    /// on as many dgx-a100 as --ranks needs]
+    #[arg(long, conflicts_with_all = ["algorithm", "vary"], help_heading = "Collective")]
+    compare: bool,
     #[command(flatten)]
     cluster: ClusterFlags,
     #[command(flatten)]
@@ -68,13 +75,14 @@ const EXAMPLES: &str = "\
 Examples:
   paceline collective --op all_reduce --algorithm ring --size 64MiB --cluster dgx-a100
   paceline collective --op all_reduce --algorithm themis:64 --size 1GiB --cluster tpu-v4
+  paceline collective --compare --ranks 8
   paceline collective --op all_reduce --cluster dgx-a100:32 --algorithm ring \\
                       --vary size=1MiB,16MiB,256MiB --vary algorithm=ring,tree --plot sizes.svg";
 
 fn algorithm_help() -> String {
     let known = Algorithm::known();
     format!(
-        "Algorithm: {known}; in-network needs a switch that sums, hierarchical takes the ranks per host          from the cluster unless they follow as /G, and per-dimension and themis pass C chunks through          the cluster's dimensions [default: auto]"
+        "Algorithm: {known}; in-network needs a switch that sums, hierarchical takes the ranks per host from the cluster unless they follow as /G, and per-dimension and themis pass C chunks through the cluster's dimensions [default: auto]"
     )
 }
 
@@ -90,12 +98,18 @@ struct Record {
     rounds: u32,
     bytes_sent_per_rank_max: u64,
     fan_in_max: u32,
+    bytes_received_per_rank_max: u64,
+    bytes_out_per_round_max: u64,
+    bytes_in_per_round_max: u64,
     phases: Vec<PhaseLatency>,
     dimensions: Vec<DimensionLoad>,
 }
 
 /// Simulates and prints the collective.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    if flags.compare {
+        return compare::run(flags, origins);
+    }
     let (record, cluster) = carry_out(flags, origins)?;
     let output = flags.common.output();
     if output.is_json() {
@@ -134,8 +148,13 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
     }
     let algorithm = word("--algorithm", &flags.algorithm, &mut problems);
     let order = word("--order", &flags.order, &mut problems).unwrap_or(SummationOrder::Free);
-    let bytes = size("--size", flags.size.as_deref(), &mut problems);
-    if flags.size.is_none() {
+    let barrier = op == Some(CollectiveKind::Barrier);
+    let bytes = match &flags.size {
+        None if barrier => Some(Bytes::ZERO),
+        text => size("--size", text.as_deref(), &mut problems),
+    };
+    let bytes = bytes.map(|bytes| if barrier { Bytes::ZERO } else { bytes });
+    if flags.size.is_none() && !barrier {
         problems.add("--size", "missing; for example --size 64MiB");
     }
     let cluster = flags.cluster.required(&mut problems);
@@ -144,7 +163,7 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
     let ranks = u32::try_from(ranks.unwrap_or(devices)).unwrap_or(u32::MAX);
     let root = whole("--root", flags.root.as_deref(), 0..=u64::from(ranks) - 1, &mut problems);
     let root = u32::try_from(root.unwrap_or(0)).unwrap_or(0);
-    let network: NetworkKind = word("--network", &flags.network, &mut problems).unwrap_or_default();
+    let network = parsed_network(flags, &mut problems);
     let members: Vec<Rank> = (0..ranks.min(MAX_RANKS)).map(Rank).collect();
     let pattern = op.and_then(|op: CollectiveKind| {
         let algorithm = algorithm.unwrap_or(Algorithm::Auto);
@@ -192,10 +211,17 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
         rounds: counts.rounds,
         bytes_sent_per_rank_max: counts.bytes_sent_per_rank_max.0,
         fan_in_max: counts.fan_in_max,
+        bytes_received_per_rank_max: counts.bytes_received_per_rank_max.0,
+        bytes_out_per_round_max: counts.bytes_out_per_round_max.0,
+        bytes_in_per_round_max: counts.bytes_in_per_round_max.0,
         phases,
         dimensions,
     };
     Ok((record, cluster.name))
+}
+
+fn parsed_network(flags: &Flags, problems: &mut Problems) -> NetworkKind {
+    word("--network", &flags.network, problems).unwrap_or_default()
 }
 
 /// The phases and the dimensions, one line each.

@@ -7,6 +7,7 @@ mod clusters;
 mod collective;
 mod demo;
 mod eval;
+mod gemm;
 mod generate;
 mod loaded_model;
 mod models;
@@ -62,6 +63,7 @@ enum Command {
     Search(Box<search::Flags>),
     Validate(validate::Flags),
     Collective(Box<collective::Flags>),
+    Gemm(Box<gemm::Flags>),
     Bench(Box<bench::Flags>),
     Calibrate(calibrate::Flags),
     Report(report::Flags),
@@ -125,6 +127,7 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
         Some(Command::Search(flags)) => search::run(&flags, origins),
         Some(Command::Validate(flags)) => validate::run(&flags, origins),
         Some(Command::Collective(flags)) => collective::run(&flags, origins),
+        Some(Command::Gemm(flags)) => gemm::run(&flags, origins),
         Some(Command::Bench(flags)) => bench::run(&flags, origins),
         Some(Command::Calibrate(flags)) => calibrate::run(&flags, origins),
         Some(Command::Report(flags)) => report::run(&flags, origins),

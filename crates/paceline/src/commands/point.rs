@@ -1,6 +1,6 @@
 //! One point of a study: a command with changed flags, as if they had been typed.
 
-use super::{Cli, Command, collective, plan, simulate, train};
+use super::{Cli, Command, collective, gemm, plan, simulate, train};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, is_cluster_path};
 use crate::sweep::{self, Change, Subject, SweepFlags};
@@ -25,6 +25,7 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         Command::Simulate(own) => ("simulate", &simulate::USUAL, &own.sweep, &own.common),
         Command::Plan(own) => ("plan", &plan::USUAL, &own.sweep, &own.common),
         Command::Collective(own) => ("collective", &collective::USUAL, &own.sweep, &own.common),
+        Command::Gemm(own) => ("gemm", &gemm::USUAL, &own.sweep, &own.common),
         Command::Train(own) => ("train", &train::USUAL, &own.sweep, &own.job.common),
         Command::Search(_)
         | Command::Validate(_)
@@ -38,7 +39,8 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         | Command::Clusters(_)
         | Command::Other(_) => return None,
     };
-    let has_picture = matches!(command, Command::Simulate(own) if own.has_picture());
+    let has_picture = matches!(command, Command::Simulate(own) if own.has_picture())
+        || matches!(command, Command::Gemm(own) if own.has_picture());
     Some(Study { name, usual, common, flags, has_picture })
 }
 
@@ -100,6 +102,7 @@ fn result(
         Some(Command::Plan(flags)) => plan::result(&flags, origins.clone()),
         Some(Command::Train(flags)) => train::result(&flags.job, origins.clone()),
         Some(Command::Collective(flags)) => collective::result(&flags, origins.clone()),
+        Some(Command::Gemm(flags)) => gemm::result(&flags, origins.clone()),
         _ => Err(Failure::flag("--vary", "this command has no numbers to compare")),
     }
 }

@@ -49,6 +49,10 @@ pub(crate) struct Flags {
     /// Dtype of gradients [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = "What")]
     grad_dtype: Option<String>,
+    /// Order of the axes tp, cp, dp and pp, the innermost first: neighbouring ranks, which share a
+    /// host, differ along it [default: tp-cp-dp-pp]
+    #[arg(long, value_name = "AXIS-…", help_heading = "What")]
+    axis_order: Option<String>,
     /// Optimizer: sgd, momentum, adamw, lamb or lars [default: adamw]
     #[arg(long, value_name = "NAME", help_heading = "What")]
     optimizer: Option<String>,
@@ -97,6 +101,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         optimizer: word("--optimizer", &flags.optimizer, &mut problems)
             .unwrap_or(OptimizerKind::AdamW),
         order: SummationOrder::Free,
+        axis_order: word("--axis-order", &flags.axis_order, &mut problems).unwrap_or_default(),
         ..Strategy::default()
     };
     let (Some(model), Some(cluster), true) = (model, cluster, problems.is_empty()) else {

@@ -14,9 +14,11 @@ use crate::overview::{
     Line, estimate_facts, facts, largest_peak, percent, pipeline, prediction, simulation_text,
     warnings,
 };
+use crate::plot::{RooflinePlot, RooflinePoint};
 use crate::report::{Insight, MemoryRow, ReportInput, picture, render};
 use crate::sweep::SweepFlags;
 use clap::Args;
+use paceline_plan::DType;
 use paceline_plan::collective::SummationOrder;
 use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
@@ -24,6 +26,7 @@ use paceline_plan::summary::summarize;
 use paceline_plan::trace::to_perfetto;
 use paceline_plan::validate::{self, Violation};
 use paceline_sim::cluster::Cluster;
+use paceline_sim::compute::operators;
 use paceline_sim::{Options, Outcome, Profile, SimError};
 use record::Record;
 use serde_json::Value;
@@ -68,6 +71,11 @@ pub(crate) struct Flags {
     /// slots.
     #[arg(long, value_name = "FILE.svg", conflicts_with = "vary", help_heading = "General")]
     picture: Option<PathBuf>,
+    /// Draw the roofline of the device with every operator of the plan below it
+    ///
+    /// The area of a dot is its share of the compute time; --title sets the title.
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "vary", help_heading = "General")]
+    roofline: Option<PathBuf>,
     /// Write the prediction as one HTML page
     #[arg(long, value_name = "FILE.html", conflicts_with = "vary", help_heading = "General")]
     report: Option<PathBuf>,
@@ -82,7 +90,7 @@ pub(crate) struct Flags {
 impl Flags {
     /// Returns true if a picture is requested.
     pub(super) fn has_picture(&self) -> bool {
-        self.picture.is_some()
+        self.picture.is_some() || self.roofline.is_some()
     }
 }
 
@@ -122,6 +130,10 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             Failure::Run(anyhow::anyhow!("the plan has no iteration that could be drawn"))
         })?;
         save(path, &svg, &output)?;
+    }
+    if let Some(path) = &flags.roofline {
+        let title = flags.sweep.title.as_deref();
+        save(path, &roofline(&plan, &cluster, &profile(flags), title), &output)?;
     }
     let record = ModelRecord::from(&model);
     if let Some(path) = &flags.report {
@@ -163,7 +175,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
 /// Returns the prediction as one JSON object, with details only on request: they cost several
 /// simulations, and these add up in a study.
 pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
-    let wanted = flags.sweep.mentions(&["limits.", "critical_path.", "bandwidth."]);
+    let wanted =
+        flags.sweep.mentions(&["limits.", "critical_path.", "bandwidth.", "layers.", "exchanges."]);
     let Prediction { model, plan, cluster, outcome, estimate } =
         predict(flags, origins, false, flags.details || wanted)?;
     let subject = Subject::new(&model, &plan.strategy, Some(&cluster));
@@ -190,11 +203,14 @@ fn predict(
 ) -> Result<Prediction, Failure> {
     let mut problems = Problems::new(origins);
     let network = word("--network", &flags.network, &mut problems).unwrap_or_default();
-    let profile: Profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
-    let sparse_weights = profile.sparse_weights || flags.sparse_weights;
-    let profile = Profile { sparse_weights, ..profile };
-    let files =
-        [("--trace", &flags.trace), ("--picture", &flags.picture), ("--report", &flags.report)];
+    let _: Option<Profile> = word("--profile", &flags.profile, &mut problems);
+    let profile = profile(flags);
+    let files = [
+        ("--trace", &flags.trace),
+        ("--picture", &flags.picture),
+        ("--report", &flags.report),
+        ("--roofline", &flags.roofline),
+    ];
     for (flag, path) in files {
         if path.as_ref().is_some_and(|path| path.is_dir() || path.file_name().is_none()) {
             problems.add(flag, "name a file, not a directory");
@@ -252,6 +268,43 @@ fn refused(error: SimError) -> Failure {
     let mut problems = Problems::default();
     problems.located(error);
     Failure::Input(problems)
+}
+
+/// The requested software profile; the default one if its name is wrong, which is reported elsewhere.
+fn profile(flags: &Flags) -> Profile {
+    let named = word("--profile", &flags.profile, &mut Problems::default());
+    let profile: Profile = named.unwrap_or_default();
+    Profile { sparse_weights: profile.sparse_weights || flags.sparse_weights, ..profile }
+}
+
+/// The operators of a plan below the roof of the device.
+fn roofline(plan: &Plan, cluster: &Cluster, profile: &Profile, title: Option<&str>) -> String {
+    let (points, moving, movers) = operators(plan, &cluster.device, profile);
+    let whole: f64 = points.iter().map(|point| point.time.0 * point.count as f64).sum();
+    let dots = points.iter().map(|point| RooflinePoint {
+        name: format!("{} ({} times)", point.name, point.count),
+        intensity: point.flops / point.bytes,
+        rate: point.flops / point.time.0,
+        share: point.time.0 * point.count as f64 / (whole + moving.0),
+        colour: if point.matrix { 1 } else { 2 },
+    });
+    let dtype = plan.strategy.dtype;
+    let mut ceilings = vec![(dtype.to_string(), cluster.device.rate(dtype).0)];
+    if dtype != DType::F32 {
+        ceilings.push(("f32".to_owned(), cluster.device.rate(DType::F32).0));
+    }
+    let device = &cluster.device;
+    let note = format!(
+        "area: share of the compute time; {movers} operators that move data or are fused take {moving} more"
+    );
+    let plot = RooflinePlot {
+        title: title.map_or_else(|| format!("{} on {}", plan.model, device.name), str::to_owned),
+        bandwidth: device.memory_bandwidth.0,
+        ceilings,
+        points: dots.collect(),
+        note,
+    };
+    plot.to_svg()
 }
 
 fn save(path: &Path, text: &str, output: &Output) -> Result<(), Failure> {

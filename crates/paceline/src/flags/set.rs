@@ -31,9 +31,33 @@ pub(super) fn set(
             return None;
         }
     };
+    let rest = changes.iter().filter(|change| !resized || hosts_of(change).is_none());
+    // A host model that the file lacks follows from the other fields, so these change first.
+    let (ports, rest): (Vec<&String>, Vec<&String>) =
+        rest.partition(|change| cluster.host_ports.is_none() && is_of_host(change));
+    let mut cluster = changed_fields(&cluster, &rest, problems)?;
+    if let Some(first) = ports.first() {
+        match cluster.with_ports() {
+            Ok(with) => cluster = with,
+            Err(what) => {
+                problems.add(FLAG, format!("{}: {what}", short(first)));
+                return None;
+            }
+        }
+        cluster = changed_fields(&cluster, &ports, problems)?;
+    }
+    Some(Cluster { name, ..cluster })
+}
+
+/// Applies changes to the text form of a cluster.
+fn changed_fields(
+    cluster: &Cluster,
+    changes: &[&String],
+    problems: &mut Problems,
+) -> Option<Cluster> {
     let mut file = Value::Table(cluster.to_toml().parse().ok()?);
     let wrong = problems.count();
-    for change in changes.iter().filter(|change| !resized || hosts_of(change).is_none()) {
+    for change in changes {
         if let Err(what) = apply(&mut file, change) {
             problems.add(FLAG, format!("{}: {what}", short(change)));
         }
@@ -48,7 +72,12 @@ pub(super) fn set(
             problems.add(FLAG, format!("{}; {}", problem.what, problem.remedy));
         }
     });
-    found.map(|changed| Cluster { name, ..changed }).ok()
+    found.ok()
+}
+
+/// Returns true if a change is to a field of `[host]`.
+fn is_of_host(change: &str) -> bool {
+    change.trim_start().starts_with("host.")
 }
 
 /// The cluster with the last number of hosts among `changes`; `None` if there is none, or if the
@@ -247,6 +276,37 @@ mod tests {
         assert_eq!(shape, &[64]);
     }
 
+    /// Every preset whose hosts a switch joins has the host model that its description implies.
+    #[test]
+    fn fields_of_the_host_are_set_without_a_section_of_the_file() {
+        for name in ["dgx1-v100:2", "dgx-a100:2", "dgx-h100:2", "dgx-b200:2", "gb200-nvl72:2"] {
+            let preset = preset::get(name).unwrap();
+            let fabric = |cluster: &Cluster| {
+                let index = cluster.host_ports.as_ref().map_or(1, |ports| ports.dimension);
+                let (from, to) = (paceline_plan::ids::Rank(0), cluster.devices() as u32 - 1);
+                let path = cluster.link(from, paceline_plan::ids::Rank(to)).unwrap();
+                (path.bandwidth.0, path.latency.0, cluster.dimensions[index].devices_per_link)
+            };
+            let same = changed_to(name, &["host.gpudirect=true"]).unwrap();
+            assert_eq!(fabric(&same), fabric(&preset), "{name}");
+            let staged =
+                changed_to(name, &["host.gpudirect=false", "host.memory_bandwidth=50GB/s"]);
+            let (staged, direct) = (fabric(&staged.unwrap()), fabric(&preset));
+            assert!(staged.0 < direct.0, "{name}: {staged:?} {direct:?}");
+        }
+        let nics = |count: u32| {
+            let change = format!("host.nics={count}");
+            let cluster = changed_to("dgx-a100:2", &["dimension.1.bandwidth=20GB/s", &change]);
+            let cluster = cluster.unwrap();
+            (cluster.dimensions[1].bandwidth.0, cluster.dimensions[1].devices_per_link)
+        };
+        assert_eq!([nics(8), nics(2)], [(20e9, 1), (20e9, 4)]);
+        let told = changed_to("dgx-a100:2", &["host.nics=3"]).unwrap_err();
+        assert!(told.contains("make nics a divisor of 8"), "{told}");
+        let told = changed_to("tpu-v4:4", &["host.nics=3"]).unwrap_err();
+        assert!(told.contains("make nics a divisor of 4"), "{told}");
+    }
+
     #[test]
     fn wrong_paths_and_values_say_what_would_work() {
         for (change, said) in [
@@ -267,6 +327,7 @@ mod tests {
             ("hosts=", "the value is missing"),
             ("=3", "unknown key ''"),
             ("host=3", "make it a table of keys and values"),
+            ("host.nic=3", "unknown key 'nic'"),
             ("hosts=0", "hosts: 0 hosts: use 1 to"),
             ("hosts=0.3x", "hosts: 4 times 0.3 is not a whole number"),
             ("hosts=many", "it is not a whole number"),

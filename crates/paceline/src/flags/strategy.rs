@@ -50,6 +50,10 @@ pub(crate) struct StrategyFlags {
     /// Tensor parallelism of experts: number of shards of each expert's matrices [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub etp: Option<String>,
+    /// Order of the axes tp, cp, dp and pp, the innermost first: neighbouring ranks, which share a
+    /// host, differ along it; those left out follow in the usual order [default: tp-cp-dp-pp]
+    #[arg(long, value_name = "AXIS-…")]
+    pub axis_order: Option<String>,
     /// Size of the buffer for tokens sent to another rank's experts, as a multiple of an equal
     /// share of a rank's tokens, with --ep and experts without a capacity; a run that needs more goes
     /// on with larger buffers [default: 1, 2 for train]
@@ -163,7 +167,7 @@ pub(crate) struct StrategyFlags {
 fn collective_help() -> String {
     let known = Algorithm::known();
     format!(
-        "Algorithm of the gradient reduction: {known}; hierarchical:INNER:OUTER/G has G replicas per host          [default: auto]"
+        "Algorithm of the gradient reduction: {known}; hierarchical:INNER:OUTER/G has G replicas per host [default: auto]"
     )
 }
 
@@ -303,6 +307,7 @@ impl StrategyFlags {
             cp,
             ep,
             etp,
+            axis_order: word("--axis-order", &self.axis_order, problems).unwrap_or_default(),
             sp: self.sp,
             zero: word("--zero", &self.zero, problems).unwrap_or(Zero::None),
             schedule: word("--schedule", &self.schedule, problems)

@@ -2,6 +2,7 @@
 
 use super::{Problems, real, whole, word};
 use clap::Args;
+use paceline_exec::data::Federated;
 use paceline_exec::{BatchScaling, LrSchedule, ScalingRule, Straggler};
 use serde::Serialize;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -49,6 +50,15 @@ pub(crate) struct TrainingFlags {
     /// Train on this number of samples repeatedly, instead of on new ones
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub unique_samples: Option<String>,
+    /// Federated averaging: divide the --unique-samples images among the replicas of --local-steps,
+    /// iid (equal shares of every class) or dirichlet:A (shares of every class drawn from Dir(A), the
+    /// smaller A the more unequal); no sample leaves its replica
+    #[arg(long, value_name = "iid|dirichlet:A")]
+    pub clients: Option<String>,
+    /// Fraction of the clients that take part in an iteration, drawn anew for each; the mean is
+    /// weighted by their numbers of samples [default: 1]
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub client_fraction: Option<String>,
     /// Seed of the initial weights and of the data [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<String>,
@@ -101,6 +111,8 @@ pub(crate) struct Training {
     pub seed: u64,
     /// Number of distinct samples, if given.
     pub distinct: Option<NonZeroU64>,
+    /// Federated averaging, if the replicas are clients.
+    pub federated: Option<Federated>,
     /// A rank that is slowed down on purpose.
     pub straggler: Option<Straggler>,
     /// Number of traced iterations, if given.
@@ -129,6 +141,7 @@ impl Default for Training {
             threads_per_rank: None,
             seed: 0,
             distinct: None,
+            federated: None,
             straggler: None,
             traced: None,
             out: None,
@@ -173,6 +186,7 @@ impl TrainingFlags {
         let distinct =
             whole("--unique-samples", self.unique_samples.as_deref(), 1..=u64::MAX, problems);
         let distinct = distinct.and_then(NonZeroU64::new).or(defaults.distinct);
+        let federated = self.federated(distinct.is_some(), problems).or(defaults.federated);
         let threads = self.threads_per_rank.as_deref();
         let threads = whole("--threads-per-rank", threads, 1..=MAX_THREADS, problems);
         let threads = threads.and_then(|n| NonZeroUsize::new(usize::try_from(n).ok()?));
@@ -196,12 +210,27 @@ impl TrainingFlags {
             threads_per_rank,
             seed,
             distinct,
+            federated,
             straggler,
             traced: traced.or(defaults.traced),
             out,
             overwrite: self.overwrite || defaults.overwrite,
             offload_dir: self.offload_dir.clone().or(defaults.offload_dir.clone()),
         }
+    }
+
+    /// Federated averaging, if requested.
+    fn federated(&self, finite: bool, problems: &mut Problems) -> Option<Federated> {
+        let split = word("--clients", &self.clients, problems);
+        let fraction = self.client_fraction.as_deref();
+        let fraction = real("--client-fraction", fraction, 0.001..=1.0, problems).unwrap_or(1.0);
+        if self.clients.is_none() && self.client_fraction.is_some() {
+            problems.add("--client-fraction", "needs --clients");
+        }
+        if self.clients.is_some() && !finite {
+            problems.add("--clients", "needs --unique-samples, the images that are divided");
+        }
+        Some(Federated { split: split?, fraction })
     }
 
     /// The straggler's rank and factor.

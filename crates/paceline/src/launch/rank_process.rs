@@ -117,6 +117,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         clip,
         seed,
         distinct,
+        federated,
         threads_per_rank: _,
         straggler: _,
         traced: _,
@@ -136,6 +137,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         ("clip norm", format!("{clip:?}")),
         ("seed", seed.to_string()),
         ("different samples", format!("{distinct:?}")),
+        ("clients", format!("{federated:?}")),
     ] {
         know(name.into(), value);
     }

@@ -1,5 +1,6 @@
 //! Fields that say what a JSON answer is about: model, strategy, cluster and its capacity.
 
+use paceline_plan::mesh::AxisOrder;
 use paceline_plan::model::Model;
 use paceline_plan::strategy::Strategy;
 use paceline_sim::cluster::Cluster;
@@ -55,6 +56,7 @@ pub(crate) struct StrategyRecord {
     pub cp: u32,
     pub ep: u32,
     pub etp: u32,
+    pub axis_order: String,
     pub sp: bool,
     pub zero: u8,
     pub schedule: String,
@@ -87,6 +89,7 @@ impl From<&Strategy> for StrategyRecord {
             cp: s.cp,
             ep: s.ep,
             etp: s.etp,
+            axis_order: s.axis_order.to_string(),
             sp: s.sp,
             zero: s.zero.stage(),
             schedule: s.schedule.to_string(),
@@ -120,6 +123,9 @@ impl StrategyRecord {
             if size > 1 {
                 flags.push(format!("{flag} {size}"));
             }
+        }
+        if self.axis_order != AxisOrder::default().to_string() {
+            flags.push(format!("--axis-order {}", self.axis_order));
         }
         if self.sp {
             flags.push("--sp".to_string());

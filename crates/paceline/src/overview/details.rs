@@ -1,10 +1,11 @@
 //! Limits of a prediction, and estimates of a whole run, as text for a terminal.
 
-use super::table::{count, percent, table};
-use crate::estimate::{Estimate, FailureEstimate};
+use super::table::{count, cut, percent, table};
+use crate::estimate::{EnergyEstimate, Estimate, FailureEstimate};
 use paceline_plan::units::{Bytes, Seconds};
+use paceline_sim::network::PhaseLatency;
 use paceline_sim::training::TrainingCost;
-use paceline_sim::{Details, ErrorBand, Outcome};
+use paceline_sim::{Details, ErrorBand, ExchangeStat, LayerStat, Outcome};
 
 /// Number of parts of the critical path named before the rest is summed.
 const PARTS: usize = 5;
@@ -13,7 +14,69 @@ const PARTS: usize = 5;
 pub(super) fn details_text(outcome: &Outcome, details: &Details) -> String {
     let mut text = format!("\n{}", limits(outcome, details));
     text += &format!("\n{}", path(outcome, details));
-    text + &format!("\n{}", links(details))
+    text += &format!("\n{}", links(details));
+    text += &format!("\n{}", layers(details));
+    text + &exchanges(details)
+}
+
+/// Number of layers, and of exchanges, listed before the rest is summed.
+const ROWS: usize = 16;
+
+/// Times of every layer: a row each, the middle ones summed if there are many.
+fn layers(details: &Details) -> String {
+    let row = |name: String, stats: &[LayerStat]| {
+        let sum = |of: fn(&LayerStat) -> Seconds| {
+            stats.iter().map(of).fold(Seconds::ZERO, |a, b| a + b).to_string()
+        };
+        vec![
+            name,
+            sum(|layer| layer.forward + layer.recompute),
+            sum(|layer| layer.input_gradient),
+            sum(|layer| layer.weight_gradient),
+            sum(|layer| layer.communication),
+            sum(|layer| layer.exposed),
+        ]
+    };
+    let all = &details.layers[..];
+    let one = |layer: &LayerStat| row(layer.name.clone(), std::slice::from_ref(layer));
+    let rows: Vec<_> = if all.len() <= ROWS + 1 {
+        all.iter().map(one).collect()
+    } else {
+        let (first, rest) = all.split_at(ROWS / 2);
+        let (middle, last) = rest.split_at(rest.len() - ROWS / 2);
+        let name = format!("… {} more, together", middle.len());
+        let first = first.iter().map(one).chain([row(name, middle)]);
+        first.chain(last.iter().map(one)).collect()
+    };
+    let head = ["layer", "forward", "d input", "d weights", "communication", "exposed"];
+    table(&head, 1, rows)
+}
+
+/// Every exchange by name, longest first, with the latency of a message in each of its phases.
+fn exchanges(details: &Details) -> String {
+    if details.exchanges.is_empty() {
+        return String::new();
+    }
+    let mut all: Vec<&ExchangeStat> = details.exchanges.iter().collect();
+    all.sort_by(|a, b| b.time.0.total_cmp(&a.time.0));
+    let rows = all.iter().take(ROWS).map(|exchange| {
+        let phases = exchange.phases.iter();
+        let phase = |phase: &PhaseLatency| Seconds(phase.message_latency_s).to_string();
+        vec![
+            cut(&exchange.name, 48),
+            count(exchange.count),
+            exchange.bytes.to_string(),
+            exchange.time.to_string(),
+            exchange.exposed.to_string(),
+            phases.map(phase).collect::<Vec<_>>().join(" + "),
+        ]
+    });
+    let mut rows: Vec<_> = rows.collect();
+    if all.len() > ROWS {
+        rows.push(vec![format!("… {} more", all.len() - ROWS)]);
+    }
+    let head = ["exchange", "count", "bytes", "time", "exposed", "a message, by phase"];
+    format!("\n{}", table(&head, 1, rows))
 }
 
 fn limits(outcome: &Outcome, details: &Details) -> String {
@@ -80,7 +143,38 @@ pub(super) fn band(time: Seconds, band: ErrorBand) -> String {
 pub(crate) fn estimate_facts(estimate: &Estimate, band: ErrorBand) -> Vec<(&'static str, String)> {
     let failures = estimate.failures.as_ref().map(|found| ("failures", failures(found)));
     let training = estimate.cost.as_ref().map(|found| ("training", training(found, band)));
-    training.into_iter().chain(failures).collect()
+    let energy = estimate.energy.as_ref().map(|found| ("energy", energy(found)));
+    energy.into_iter().chain(training).chain(failures).collect()
+}
+
+fn energy(found: &EnergyEstimate) -> String {
+    let EnergyEstimate { joules, watts, co2_g, run_kwh, run_co2_kg } = *found;
+    let mut text = format!(
+        "{} of an iteration, {} of all devices",
+        prefixed(joules, "J"),
+        prefixed(watts, "W")
+    );
+    if let Some(grams) = co2_g {
+        text += &format!(", {} of CO2", prefixed(grams, "g"));
+    }
+    if let Some(kwh) = run_kwh {
+        text += &format!("; the run {}", prefixed(kwh * 1000.0, "Wh"));
+    }
+    if let Some(kilograms) = run_co2_kg {
+        text += &format!(", {} t of CO2", digits(kilograms / 1000.0));
+    }
+    text
+}
+
+/// Formats a quantity with three digits and a decimal prefix.
+fn prefixed(value: f64, unit: &str) -> String {
+    const PREFIXES: [(&str, f64); 6] =
+        [("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3)];
+    let found = PREFIXES.iter().find(|(_, scale)| value >= *scale);
+    let (prefix, scale) = found.copied().unwrap_or(("m", 1e-3));
+    let scaled = value / scale;
+    let decimals = if scaled < 9.995 { 2 } else { usize::from(scaled < 99.95) };
+    format!("{scaled:.decimals$} {prefix}{unit}")
 }
 
 fn training(cost: &TrainingCost, band: ErrorBand) -> String {
@@ -169,6 +263,12 @@ mod tests {
                 "for ever"
             ]
         );
+    }
+
+    #[test]
+    fn quantities_have_their_prefix() {
+        let shown = [0.5, 1.0, 12.34, 999.0, 123_456.0, 1.287e9].map(|value| prefixed(value, "Wh"));
+        assert_eq!(shown, ["500 mWh", "1.00 Wh", "12.3 Wh", "999 Wh", "123 kWh", "1.29 GWh"]);
     }
 
     #[test]

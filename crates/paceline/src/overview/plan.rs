@@ -87,12 +87,10 @@ pub(crate) fn pipeline(plan: &Plan) -> String {
 
 fn mesh(plan: &Plan) -> String {
     let mesh = &plan.mesh;
-    let axes = [("pp", mesh.pp), ("dp", mesh.dp), ("cp", mesh.cp), ("tp", mesh.tp)];
-    let used: Vec<String> = axes
-        .iter()
-        .filter(|axis| axis.1 > 1)
-        .map(|(name, size)| format!("{name} {size}"))
-        .collect();
+    let axes = mesh.order.axes().into_iter().rev();
+    let axes = axes.map(|axis| (axis.name(), mesh.axis(axis)));
+    let used: Vec<String> =
+        axes.filter(|axis| axis.1 > 1).map(|(name, size)| format!("{name} {size}")).collect();
     let mut text = plural(mesh.world().into(), "rank");
     if !used.is_empty() {
         text += &format!(" = {}", used.join(" × "));

@@ -4,6 +4,7 @@
 //! number   numbers with units: parsing and formatting
 //! scale    mapping of values to positions, and ticks
 //! frame    title, axes and grid
+//! roofline kernels below the roof of a device
 //! marks    lines with names at their ends, bars with values on top
 //! style    colours, for light and for dark mode
 //! ```
@@ -13,10 +14,12 @@
 mod frame;
 mod marks;
 mod number;
+mod roofline;
 mod scale;
 mod style;
 
 pub(crate) use number::{Number, Unit, digits};
+pub(crate) use roofline::{RooflinePlot, RooflinePoint};
 
 use maud::{Markup, html};
 use scale::Scale;

@@ -5,7 +5,8 @@ use super::numbers::{Scale, fixed, percent_of};
 use maud::{Markup, html};
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::cluster::Cluster;
-use paceline_sim::{Details, ErrorBand, Outcome};
+use paceline_sim::network::PhaseLatency;
+use paceline_sim::{Details, ErrorBand, ExchangeStat, LayerStat, Outcome};
 
 /// Details of a prediction beyond its timeline.
 #[derive(Clone, Debug)]
@@ -142,6 +143,87 @@ pub(super) fn bandwidth(insight: &Insight<'_>) -> Markup {
     }
 }
 
+/// Times of every layer: compute by pass, and its exchanges.
+pub(super) fn layers(insight: &Insight<'_>) -> Markup {
+    let all = &insight.details.layers;
+    let scale = Scale::of(insight.iteration);
+    let whole = |layer: &LayerStat| {
+        layer.forward + layer.recompute + layer.input_gradient + layer.weight_gradient
+    };
+    let longest = all.iter().map(whole).fold(Seconds::ZERO, Seconds::max);
+    html! {
+        table.bars {
+            caption {
+                "The layers on the ranks that hold them, in " (scale.unit) ": forward passes with \
+                 what is computed again, gradients for the input and for the weights, and the \
+                 exchanges of the layer's activations and gradients, in all and as far as no \
+                 compute hides them. A bucket's exchange counts for its layers by their parameters."
+            }
+            thead {
+                tr {
+                    th { "layer" } th { "forward" } th { "d input" } th { "d weights" }
+                    th { "communication" } th { "exposed" } th.bar {}
+                }
+            }
+            tbody {
+                @for layer in all {
+                    tr title=(layer.role) {
+                        th { (layer.name) }
+                        td { (scale.show(layer.forward + layer.recompute)) }
+                        td { (scale.show(layer.input_gradient)) }
+                        td { (scale.show(layer.weight_gradient)) }
+                        td { (scale.show(layer.communication)) }
+                        td { (scale.show(layer.exposed)) }
+                        (bar("forward", whole(layer).0 / longest.0))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every exchange by name, longest first.
+pub(super) fn exchanges(insight: &Insight<'_>) -> Markup {
+    let mut all: Vec<&ExchangeStat> = insight.details.exchanges.iter().collect();
+    all.sort_by(|a, b| b.time.0.total_cmp(&a.time.0));
+    let scale = Scale::of(insight.iteration);
+    let longest = all.first().map_or(Seconds::ZERO, |exchange| exchange.time);
+    let phases = |exchange: &ExchangeStat| {
+        let one = |phase: &PhaseLatency| {
+            let latency = Seconds(phase.message_latency_s);
+            format!("{}: {latency}", phase.name)
+        };
+        exchange.phases.iter().map(one).collect::<Vec<_>>().join(", ")
+    };
+    html! {
+        table.bars {
+            caption {
+                "Exchanges by name, in " (scale.unit) ", and the latency of one message in each \
+                 phase of a collective, alone on its links."
+            }
+            thead {
+                tr {
+                    th { "exchange" } th { "count" } th { "bytes" } th { "time" } th { "exposed" }
+                    th { "a message" } th.bar {}
+                }
+            }
+            tbody {
+                @for exchange in all {
+                    tr title=(exchange.role) {
+                        th { (exchange.name) }
+                        td { (exchange.count) }
+                        td { (exchange.bytes) }
+                        td { (scale.show(exchange.time)) }
+                        td { (scale.show(exchange.exposed)) }
+                        td { (phases(exchange)) }
+                        (bar("collective", exchange.time.0 / longest.0))
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The last cell of a table row: a share of a whole in its colour.
 fn bar(class: &str, share: f64) -> Markup {
     let width = if share.is_finite() { share.clamp(0.0, 1.0) * 100.0 } else { 0.0 };
@@ -192,6 +274,26 @@ pub(super) mod tests {
                 planned: Bytes(400),
                 points: vec![point(0.0, 100), point(0.5, 300), point(0.9, 100)],
             }],
+            layers: vec![LayerStat {
+                name: "blocks.<0>".to_owned(),
+                role: "stage <0>".to_owned(),
+                forward: Seconds(0.25),
+                weight_gradient: Seconds(0.125),
+                ..LayerStat::default()
+            }],
+            exchanges: vec![ExchangeStat {
+                name: "all_reduce <grad>".to_owned(),
+                role: "stage <0>".to_owned(),
+                count: 2,
+                bytes: Bytes(1 << 20),
+                time: Seconds(0.5),
+                exposed: Seconds(0.25),
+                phases: vec![PhaseLatency {
+                    name: "all_gather in nv<link>".to_owned(),
+                    messages_per_rank: 7.0,
+                    message_latency_s: 1e-5,
+                }],
+            }],
         }
     }
 
@@ -210,6 +312,11 @@ pub(super) mod tests {
         let out = critical_path(&insight).into_string();
         assert!(out.contains("<i class=\"collective\" style=\"width:25.000%\">"), "{out}");
         assert!(out.contains("all_reduce &lt;tp&gt;"));
+        let out = layers(&insight).into_string();
+        assert!(out.contains("<td>0.250</td><td>0.000</td><td>0.125</td>"), "{out}");
+        assert!(out.contains("blocks.&lt;0&gt;") && out.contains("width:100.000%"), "{out}");
+        let out = exchanges(&insight).into_string();
+        assert!(out.contains("all_gather in nv&lt;link&gt;: 10.0 µs"), "{out}");
         let out = bandwidth(&insight).into_string();
         assert!(out.contains("width:12.500%") && out.contains("nv&lt;link&gt;"), "{out}");
     }

@@ -58,6 +58,12 @@ pub(super) fn page(input: &ReportInput<'_>) -> Markup {
                     (section("What limits this", insight::limits(found)))
                     (section("Critical path", insight::critical_path(found)))
                     (section("Bandwidth", insight::bandwidth(found)))
+                    @if !found.details.layers.is_empty() {
+                        (section("Layers", insight::layers(found)))
+                    }
+                    @if !found.details.exchanges.is_empty() {
+                        (section("Exchanges", insight::exchanges(found)))
+                    }
                     (section("Memory over time", memory_curve::figure(found)))
                 }
                 @if let Some(comparison) = comparison.filter(|c| c.joined > 0) {

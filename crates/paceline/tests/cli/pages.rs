@@ -96,6 +96,23 @@ fn the_commands_of_the_guides_work() {
     }
 }
 
+/// Every row of the map names a command that works.
+#[test]
+fn the_commands_of_the_map_work() {
+    let text = std::fs::read_to_string(root().join("docs/map.md")).unwrap();
+    let here = Folder::new();
+    let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("|---"));
+    let rows: Vec<&str> = rows.filter(|line| !line.ends_with("| here |")).collect();
+    assert!(rows.len() >= 45, "{} rows", rows.len());
+    for row in rows {
+        let command = row.split('`').find(|span| span.starts_with("paceline "));
+        let command = command.unwrap_or_else(|| panic!("no command in {row}"));
+        let arguments = arguments(command).unwrap();
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        drop(here.run_with(&words).done());
+    }
+}
+
 /// A line without the digits of its numbers, and with one space for several: times and rates differ
 /// from run to run, and columns with them.
 fn shape(line: &str) -> String {

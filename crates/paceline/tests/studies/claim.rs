@@ -130,7 +130,7 @@ fn number(points: &[Value], name: &str) -> Option<f64> {
         .map(|part| part.split_once('=').expect("name=value"))
         .collect();
     let here = |point: &&Value| {
-        wanted.iter().all(|(name, value)| match &point["vary"][*name] {
+        wanted.iter().all(|(name, value)| match &point["vary"][name.replace('-', "_")] {
             Value::String(text) => text == value,
             Value::Number(number) => value.parse().ok() == number.as_f64(),
             _ => false,

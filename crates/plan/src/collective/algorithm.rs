@@ -7,8 +7,9 @@ use super::ring_set::RingSet;
 use super::themis::ChunkOrder;
 use super::torus::TorusShape;
 use super::{
-    bruck, direct, halving_doubling, hierarchical, in_network, multi_ring, naive, overlapped,
-    parameter_server, partitioned, per_dimension, ring, shared_memory, torus, tree,
+    bruck, direct, halving_doubling, hierarchical, in_network, multi_ring, naive, one_shot,
+    overlapped, parameter_server, partitioned, per_axis, per_dimension, ring, shared_memory, torus,
+    tree,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -110,10 +111,13 @@ algorithms! {
         /// Number of servers; server *s* owns chunk *s*.
         servers: u32
     } = parameter_server::DEF;
-    /// Whole vectors are sent to all ranks, one after the other; see [`naive`](super::naive).
+    /// Ranks take turns in sending whole vectors to all others; see [`naive`](super::naive).
     Naive = naive::DEF;
-    /// Whole vectors are sent to all ranks at once; see [`overlapped`](super::overlapped).
+    /// Whole vectors are sent to all ranks, every rank one at a time; see
+    /// [`overlapped`](super::overlapped).
     Overlapped = overlapped::DEF;
+    /// Whole vectors are sent to all ranks at once; see [`one_shot`](super::one_shot).
+    OneShot = one_shot::DEF;
     /// Every rank reduces one part, one message at a time; see [`partitioned`](super::partitioned).
     Partitioned = partitioned::DEF;
     /// One dimension of a torus after the other; see [`torus`](super::torus).
@@ -121,6 +125,11 @@ algorithms! {
         /// The sizes of the dimensions, whose product is the rank count.
         shape: TorusShape
     } = torus::DEF;
+    /// The whole vector along one axis of a torus after the other; see [`per_axis`](super::per_axis).
+    PerAxis {
+        /// The sizes of the axes, whose product is the rank count.
+        shape: TorusShape
+    } = per_axis::DEF;
     /// Parts move by powers of two; see [`bruck`](super::bruck).
     Bruck = bruck::DEF;
     /// A switch reduces; see [`in_network`](super::in_network).
@@ -389,9 +398,11 @@ mod tests {
             "ps:4",
             "naive",
             "overlapped",
+            "one-shot",
             "partitioned",
             "torus:8",
             "torus:4x4x2",
+            "per-axis:4x4x2",
             "hierarchical:ps:ring",
             "hierarchical:ring:halving-doubling/8",
             "hierarchical:ps:2:multi-ring:3",

@@ -18,10 +18,11 @@ use super::{CollectiveKind, Pattern, has_steps};
 pub(super) const DEF: AlgorithmDef = AlgorithmDef {
     name: "bruck",
     number: 12,
-    kinds: &[CollectiveKind::AllGather, CollectiveKind::AllToAll],
+    kinds: &[CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Barrier],
     rounds: |p| p.ranks.next_power_of_two().ilog2(),
     steps: |p: &Pattern, me| match p.kind {
         CollectiveKind::AllToAll => all_to_all(p.ranks, me),
+        CollectiveKind::Barrier => barrier(p.ranks, me),
         _ => all_gather(p.ranks, me),
     },
     counted: Counted::All,
@@ -66,6 +67,23 @@ pub fn all_to_all(ranks: u32, me: u32) -> Vec<Step> {
         }
         let at = Chunks::around(me, ranks, 1, ranks);
         script.emit_into(last, at, Chunks::around(me, ranks, ranks - 1, ranks));
+    }
+    script.done()
+}
+
+/// Dissemination barrier: in round *k* every rank signals the rank 2ᵏ places ahead that it, and all
+/// ranks it has heard of, have arrived. See Hensgen, Finkel and Manber, "Two algorithms for barrier
+/// synchronization" (1988).
+///
+/// Rounds S; no bytes; fan-in 1.
+pub fn barrier(ranks: u32, me: u32) -> Vec<Step> {
+    let mut script = StepList::default();
+    if has_steps(ranks, me) {
+        for (round, distance) in distances(ranks) {
+            script.send(round, (me + distance) % ranks, Chunks::all(0));
+            let from = (me + ranks - distance) % ranks;
+            script.recv(round, from, Chunks::all(0), Combine::Replace);
+        }
     }
     script.done()
 }

@@ -18,7 +18,7 @@ pub trait CollectiveTimes: fmt::Debug + Send + Sync {
 }
 
 /// Numbers of chunks that pipelined algorithms are tried with.
-const CHUNKS: [u32; 4] = [1, 4, 16, 64];
+const CHUNKS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// Numbers of rings that are tried.
 const RINGS: [u32; 4] = [2, 4, 8, 16];

@@ -14,6 +14,10 @@ pub struct Counts {
     pub bytes_sent_per_rank_max: Bytes,
     /// Maximum bytes that any one rank receives.
     pub bytes_received_per_rank_max: Bytes,
+    /// Maximum bytes that any one rank sends, lends or writes in one round.
+    pub bytes_out_per_round_max: Bytes,
+    /// Maximum bytes that any one rank receives or reads in one round.
+    pub bytes_in_per_round_max: Bytes,
     /// Maximum bytes that any one rank reads from the memory of others.
     pub bytes_read_per_rank_max: Bytes,
     /// Maximum bytes that any one rank writes to the memory of others.
@@ -34,6 +38,21 @@ impl Counts {
             .fold(Self::default(), Self::most)
     }
 
+    /// Bytes that all ranks together receive, read from others' memory and write to it.
+    pub(super) fn total(pattern: &Pattern, bytes: Bytes) -> Bytes {
+        let mut sum = Bytes::ZERO;
+        for rank in 0..pattern.ranks() {
+            let one = Self::of_rank(pattern, rank, bytes);
+            let moved = [
+                one.bytes_received_per_rank_max,
+                one.bytes_read_per_rank_max,
+                one.bytes_written_per_rank_max,
+            ];
+            moved.iter().for_each(|moved| add(&mut sum, moved.0));
+        }
+        sum
+    }
+
     #[cfg(test)]
     pub(super) fn of_ranks(
         pattern: &Pattern,
@@ -49,10 +68,24 @@ impl Counts {
         let [mut sent, mut received, mut read, mut written] = [Bytes::ZERO; 4];
         let (mut held, mut held_max) = (Bytes::ZERO, Bytes::ZERO);
         let (mut rounds, mut fan_in, mut fan_in_max) = (0, 0, 0);
+        let [mut out, mut into, mut out_max, mut into_max] = [Bytes::ZERO; 4];
         for step in pattern.steps(rank) {
             if step.round >= rounds {
                 (rounds, fan_in) = (step.round + 1, 0);
+                [out, into] = [Bytes::ZERO; 2];
             }
+            let moved = || cut.elements_in(step.action.chunks());
+            match step.action {
+                Action::Send { .. }
+                | Action::Offer { .. }
+                | Action::Lend { .. }
+                | Action::Write { .. } => add(&mut out, moved()),
+                Action::Recv { .. } | Action::Take { .. } | Action::Read { .. } => {
+                    add(&mut into, moved());
+                }
+                Action::Fold { .. } | Action::Emit { .. } => {}
+            }
+            (out_max, into_max) = (out_max.max(out), into_max.max(into));
             match step.action {
                 Action::Send { chunks, .. } | Action::Offer { chunks, .. } => {
                     add(&mut sent, cut.elements_in(chunks));
@@ -89,6 +122,8 @@ impl Counts {
             rounds,
             bytes_sent_per_rank_max: sent,
             bytes_received_per_rank_max: received,
+            bytes_out_per_round_max: out_max,
+            bytes_in_per_round_max: into_max,
             bytes_read_per_rank_max: read,
             bytes_written_per_rank_max: written,
             fan_in_max,
@@ -105,6 +140,10 @@ impl Counts {
             bytes_received_per_rank_max: self
                 .bytes_received_per_rank_max
                 .max(other.bytes_received_per_rank_max),
+            bytes_out_per_round_max: self
+                .bytes_out_per_round_max
+                .max(other.bytes_out_per_round_max),
+            bytes_in_per_round_max: self.bytes_in_per_round_max.max(other.bytes_in_per_round_max),
             bytes_read_per_rank_max: self
                 .bytes_read_per_rank_max
                 .max(other.bytes_read_per_rank_max),

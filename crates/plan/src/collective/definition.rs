@@ -121,13 +121,39 @@ pub enum Rotation {
     Axes,
 }
 
-/// Kinds without gather and all_to_all.
+/// Kinds that reduce, all_gather and broadcast.
 pub(super) const NO_GATHER: &[CollectiveKind] = &[
     CollectiveKind::AllReduce,
     CollectiveKind::ReduceScatter,
     CollectiveKind::AllGather,
     CollectiveKind::Broadcast,
     CollectiveKind::Reduce,
+];
+
+/// All kinds but send_recv, whose only message needs no way around.
+pub(super) const AROUND: &[CollectiveKind] = &[
+    CollectiveKind::AllReduce,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllGather,
+    CollectiveKind::Broadcast,
+    CollectiveKind::Reduce,
+    CollectiveKind::Gather,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Scatter,
+    CollectiveKind::Barrier,
+];
+
+/// All kinds but the barrier, in which there is nothing to read.
+pub(super) const WITH_DATA: &[CollectiveKind] = &[
+    CollectiveKind::AllReduce,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllGather,
+    CollectiveKind::Broadcast,
+    CollectiveKind::Reduce,
+    CollectiveKind::Gather,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Scatter,
+    CollectiveKind::SendRecv,
 ];
 
 /// Kinds that consist of reducing and gathering parts.

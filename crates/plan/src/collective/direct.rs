@@ -34,6 +34,9 @@ fn steps(p: &Pattern, me: u32) -> Vec<Step> {
         CollectiveKind::Reduce => reduce(ranks, me, root, order),
         CollectiveKind::Gather => gather(ranks, me, root),
         CollectiveKind::AllToAll => all_to_all(ranks, me),
+        CollectiveKind::Scatter => scatter(ranks, me, root),
+        CollectiveKind::SendRecv => send_recv(ranks, me),
+        CollectiveKind::Barrier => barrier(ranks, me),
     }
 }
 
@@ -118,6 +121,56 @@ pub fn gather(ranks: u32, me: u32, root: u32) -> Vec<Step> {
             }
         } else {
             script.send(0, root, Chunks::one(me));
+        }
+    }
+    script.done()
+}
+
+/// The root sends every other rank its part.
+///
+/// Rounds 1; bytes sent N(P−1)/P by the root; received per rank N/P; fan-in 1. Chunks: P.
+pub fn scatter(ranks: u32, me: u32, root: u32) -> Vec<Step> {
+    let mut script = StepList::default();
+    if has_steps(ranks, me) && root < ranks {
+        if me == root {
+            for to in ahead(ranks, me) {
+                script.send(0, to, Chunks::one(to));
+            }
+        } else {
+            script.recv(0, root, Chunks::one(me), Combine::Replace);
+        }
+    }
+    script.done()
+}
+
+/// Every rank sends its vector to the next rank.
+///
+/// Rounds 1; bytes sent and received per rank N; fan-in 1. Chunks: 1.
+pub fn send_recv(ranks: u32, me: u32) -> Vec<Step> {
+    let mut script = StepList::default();
+    if has_steps(ranks, me) {
+        let whole = Chunks::one(0);
+        if ranks == 1 {
+            script.emit(0, whole);
+        } else {
+            script.send(0, (me + 1) % ranks, whole);
+            script.recv(0, (me + ranks - 1) % ranks, whole, Combine::Output);
+        }
+    }
+    script.done()
+}
+
+/// Every rank tells every other that it has arrived.
+///
+/// Rounds 1; no bytes; fan-in P−1.
+pub fn barrier(ranks: u32, me: u32) -> Vec<Step> {
+    let mut script = StepList::default();
+    if has_steps(ranks, me) {
+        for to in ahead(ranks, me) {
+            script.send(0, to, Chunks::all(0));
+        }
+        for from in behind(ranks, me) {
+            script.recv(0, from, Chunks::all(0), Combine::Replace);
         }
     }
     script.done()

@@ -37,7 +37,11 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
         CollectiveKind::AllGather => all_gather(p.ranks, me),
         CollectiveKind::Broadcast => broadcast(p.ranks, me, p.root),
         CollectiveKind::Reduce => reduce(p.ranks, me, p.root),
-        CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
+        CollectiveKind::Gather
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Scatter
+        | CollectiveKind::SendRecv
+        | CollectiveKind::Barrier => Vec::new(),
     },
     counted: Counted::All,
     inner: Inner {

@@ -11,7 +11,7 @@
 //! | halving-doubling | the largest power of two p ≤ g | N/p |
 //! | ps:K | the K servers | N/K |
 //! | tree | the roots of the two trees | N/2 |
-//! | naive, overlapped | every rank has everything | N, and nothing is left to distribute |
+//! | naive, overlapped, one-shot, per-axis | every rank has everything | N, and nothing is left to distribute |
 //!
 //! A parameter server in each host with a ring between the servers is `hierarchical:ps:ring`.
 //!
@@ -56,7 +56,11 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
             CollectiveKind::AllGather => all_gather(&inner, &outer, me),
             CollectiveKind::Broadcast => broadcast(&inner, &outer, me),
             CollectiveKind::Reduce => reduce(&inner, &outer, me),
-            CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
+            CollectiveKind::Gather
+            | CollectiveKind::AllToAll
+            | CollectiveKind::Scatter
+            | CollectiveKind::SendRecv
+            | CollectiveKind::Barrier => Vec::new(),
         }
     },
     counted: Counted::AllIfSmall,

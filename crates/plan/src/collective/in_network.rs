@@ -34,7 +34,11 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
         CollectiveKind::AllGather => all_gather(p.ranks, me),
         CollectiveKind::Broadcast => broadcast(p.ranks, me, p.root),
         CollectiveKind::Reduce => reduce(p.ranks, me, p.root),
-        CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
+        CollectiveKind::Gather
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Scatter
+        | CollectiveKind::SendRecv
+        | CollectiveKind::Barrier => Vec::new(),
     },
     inner: Inner {
         steps: Some(|p, me| all_reduce_by_parts(p.ranks, me)),

@@ -51,7 +51,14 @@ impl Library {
     pub const fn has(self, algorithm: Algorithm, kind: CollectiveKind) -> bool {
         match (self, algorithm) {
             (Self::Nccl, Algorithm::Ring) => {
-                !matches!(kind, CollectiveKind::Gather | CollectiveKind::AllToAll)
+                matches!(
+                    kind,
+                    CollectiveKind::AllReduce
+                        | CollectiveKind::ReduceScatter
+                        | CollectiveKind::AllGather
+                        | CollectiveKind::Broadcast
+                        | CollectiveKind::Reduce
+                )
             }
             _ => false,
         }
@@ -96,7 +103,10 @@ impl Ask {
             CollectiveKind::AllReduce
             | CollectiveKind::Broadcast
             | CollectiveKind::Reduce
-            | CollectiveKind::Gather => true,
+            | CollectiveKind::Gather
+            | CollectiveKind::Scatter
+            | CollectiveKind::SendRecv
+            | CollectiveKind::Barrier => true,
         }
     }
 }
@@ -157,7 +167,12 @@ impl Fabric {
             | CollectiveKind::AllGather
             | CollectiveKind::AllToAll => true,
             // A rank may leave these before the others are done, but a lender must stay.
-            CollectiveKind::Broadcast | CollectiveKind::Reduce | CollectiveKind::Gather => false,
+            CollectiveKind::Broadcast
+            | CollectiveKind::Reduce
+            | CollectiveKind::Gather
+            | CollectiveKind::Scatter
+            | CollectiveKind::SendRecv
+            | CollectiveKind::Barrier => false,
         };
         let fixed = order == SummationOrder::Canonical || !kind.reduces();
         if ranks > 1 && stays && fixed && self.share_memory(mesh, group) {

@@ -9,9 +9,9 @@
 //!
 //! A rank has a **work buffer** that holds the whole vector, split into [`Pattern::chunks`] chunks
 //! by [`chunk_range`]. For the kinds that operate on parts (reduce_scatter, all_gather, gather,
-//! all_to_all) there are as many chunks as ranks, and part *i* is chunk *i* for every algorithm.
-//! all_to_all requires parts of equal size and an **output buffer** as large as the work buffer; no
-//! other kind touches that buffer. The contents of an invalid chunk are unspecified.
+//! scatter, all_to_all) there are as many chunks as ranks, and part *i* is chunk *i* for every algorithm.
+//! all_to_all requires parts of equal size. all_to_all and send_recv need an **output buffer** as
+//! large as the work buffer; no other kind touches that buffer. The messages of a barrier are empty. The contents of an invalid chunk are unspecified.
 //!
 //! | kind | valid at the start | valid at the end |
 //! |---|---|---|
@@ -22,6 +22,9 @@
 //! | reduce | everything: the rank's contribution | the root: everything, reduced |
 //! | gather | rank *i*: chunk *i* | the root: everything |
 //! | all_to_all | everything: chunk *j* is for rank *j* | the output: chunk *j* is from rank *j* |
+//! | scatter | the root: everything | rank *i*: chunk *i* of the root's vector |
+//! | send_recv | everything | the output: the vector of the rank before |
+//! | barrier | nothing | nothing |
 //!
 //! # Execution
 //!
@@ -64,18 +67,20 @@
 //!
 //! | algorithm | kinds | canonical order |
 //! |---|---|---|
-//! | [`ring`], [`multi_ring`] | all; all but gather and all_to_all | no |
-//! | [`halving_doubling`] | all but gather and all_to_all | powers of two |
+//! | [`ring`] | all but send_recv | no |
+//! | [`multi_ring`] | those that reduce, all_gather, broadcast | no |
+//! | [`halving_doubling`] | those that reduce, all_gather, broadcast | powers of two |
 //! | [`tree`] | all_reduce, broadcast, reduce | all_reduce |
-//! | [`direct`], [`shared_memory`] | all | yes |
+//! | [`direct`], [`shared_memory`] | all; all but barrier | yes |
 //! | [`parameter_server`] | all_reduce, broadcast, reduce | yes |
-//! | [`naive`], [`overlapped`] | all_reduce | yes |
-//! | [`bruck`] | all_gather, all_to_all | no sums |
+//! | [`naive`], [`overlapped`], [`one_shot`] | all_reduce | yes |
+//! | [`bruck`] | all_gather, all_to_all, barrier | no sums |
 //! | [`partitioned`] | all_reduce, reduce_scatter, all_gather | yes |
 //! | [`torus`] | all_reduce, reduce_scatter, all_gather | no size above 2 |
-//! | [`in_network`] | all but gather and all_to_all | no |
+//! | [`per_axis`] | all_reduce | no size above 2 |
+//! | [`in_network`] | those that reduce, all_gather, broadcast | no |
 //! | [`per_dimension`] | all_reduce, reduce_scatter, all_gather | baseline, no size above 2 unless halved |
-//! | [`hierarchical`] | what both levels support, but gather and all_to_all | hosts of a power of two ranks, if both levels do |
+//! | [`hierarchical`] | those that reduce, all_gather, broadcast, if both levels do | hosts of a power of two ranks, if both levels do |
 
 mod algorithm;
 pub mod bruck;
@@ -93,9 +98,11 @@ mod method;
 pub mod multi_ring;
 pub mod naive;
 mod names;
+pub mod one_shot;
 pub mod overlapped;
 pub mod parameter_server;
 pub mod partitioned;
+pub mod per_axis;
 pub mod per_dimension;
 mod resolve;
 pub mod ring;
@@ -185,10 +192,12 @@ impl Pattern {
     /// Number of chunks the vector is split into: one per rank for kinds with parts.
     pub fn chunks(&self) -> u32 {
         use CollectiveKind::{
-            AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
+            AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter,
+            Scatter, SendRecv,
         };
         match self.kind {
-            ReduceScatter | AllGather | Gather | AllToAll => self.ranks,
+            ReduceScatter | AllGather | Gather | AllToAll | Scatter => self.ranks,
+            SendRecv | Barrier => 1,
             AllReduce | Broadcast | Reduce => (self.algorithm.def().chunks)(self),
         }
     }
@@ -253,6 +262,12 @@ impl Pattern {
     /// Only the steps of the busiest ranks are counted, so this stays cheap for thousands of ranks.
     pub fn counts(&self, bytes: Bytes) -> Counts {
         Counts::of(self, bytes)
+    }
+
+    /// Bytes that all ranks together receive, read from others' memory and write to it. Counts the
+    /// steps of every rank, which takes time in proportion to their number.
+    pub fn total_bytes(&self, bytes: Bytes) -> Bytes {
+        Counts::total(self, bytes)
     }
 
     /// Ranks among which every maximum occurs: bytes, messages per round, rounds.

@@ -54,7 +54,11 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
         CollectiveKind::AllGather => all_gather(p.ranks, me, rings(p)),
         CollectiveKind::Broadcast => broadcast(p.ranks, me, p.root, rings(p)),
         CollectiveKind::Reduce => reduce(p.ranks, me, p.root, rings(p)),
-        CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
+        CollectiveKind::Gather
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Scatter
+        | CollectiveKind::SendRecv
+        | CollectiveKind::Barrier => Vec::new(),
     },
     counted: Counted::AllIfSmall,
     hints: Hints {

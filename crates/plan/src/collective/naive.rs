@@ -1,46 +1,66 @@
-//! Naive decentralised exchange: each rank sends its whole vector to all ranks, one after the
-//! other.
+//! Naive decentralised exchange: the ranks take turns, and each in its turn sends its whole vector to
+//! all others, one after the other.
 //!
-//! There is no special rank and no splitting: each rank sends its vector to every other rank and
-//! sums all vectors itself. It needs only point-to-point messages and is the baseline for all other
-//! algorithms. A receiver must keep all arrivals until its own vector has been sent to the last
-//! peer. This takes P−1 vectors of memory and makes the canonical order free.
-//!
-//! With all messages sent at once the same exchange is [`overlapped`](super::overlapped); with each
-//! rank summing only its part it is [`partitioned`](super::partitioned).
+//! There is no special rank and no splitting: every rank receives all vectors and sums them itself.
+//! One message is under way at a time, which makes it the baseline for all other algorithms. With
+//! messages moved to earlier rounds it is [`overlapped`](super::overlapped), with all of them in one
+//! round [`one_shot`](super::one_shot). A rank keeps P−1 vectors until it has all, which makes the
+//! canonical order free.
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
-use super::definition::{AlgorithmDef, Hints, Inner, Rotation};
-use super::direct::{ahead, behind};
+use super::definition::{AlgorithmDef, Counted, Hints, Inner, Symmetric};
+use super::direct::ahead;
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{CollectiveKind, has_steps};
+use super::{CollectiveError, CollectiveKind, Pattern, has_steps};
+
+/// Maximum number of ranks: the rounds grow with its square.
+pub const MAX_TURNS: u32 = 4096;
 
 /// Entry in the table.
 pub(super) const DEF: AlgorithmDef = AlgorithmDef {
     name: "naive",
     number: 5,
     kinds: &[CollectiveKind::AllReduce],
+    check,
     chunks: |_| 1,
-    rounds: |p| p.ranks - 1,
+    rounds: |p| p.ranks * (p.ranks - 1),
     steps: |p, me| all_reduce(p.ranks, me),
+    counted: Counted::All,
     inner: Inner { is_replicated: true, ..AlgorithmDef::BASE.inner },
-    hints: Hints { rotation: |_| Rotation::Ranks, ..AlgorithmDef::BASE.hints },
+    hints: Hints { symmetric: Symmetric::None, ..AlgorithmDef::BASE.hints },
     ..AlgorithmDef::BASE
 };
 
-/// In round *k* every rank sends its vector to the rank *k*+1 places ahead; at the end it sums all.
+fn check(pattern: &Pattern) -> Result<(), CollectiveError> {
+    let ranks = pattern.ranks;
+    if ranks > MAX_TURNS {
+        let most = format!("naive: {ranks} ranks would take turns; there can be {MAX_TURNS}");
+        return Err(CollectiveError::Unfit(format!("{most}, and overlapped has no limit")));
+    }
+    Ok(())
+}
+
+/// In its turn every rank sends its vector to the rank 1, 2, … places ahead, one per round; at the
+/// end all sum.
 ///
-/// Rounds P−1; bytes sent and received per rank N(P−1); fan-in 1. Chunks: 1. Held: N(P−1).
+/// Rounds P(P−1); bytes sent and received per rank N(P−1); fan-in 1. Chunks: 1. Held: N(P−1).
 pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
     let mut script = StepList::default();
-    if has_steps(ranks, me) && ranks > 1 {
+    if has_steps(ranks, me) && (2..=MAX_TURNS).contains(&ranks) {
         let whole = Chunks::one(0);
-        for (round, (to, from)) in (0..).zip(ahead(ranks, me).zip(behind(ranks, me))) {
-            script.send(round, to, whole);
-            script.recv(round, from, whole, Combine::Hold);
+        let others = ranks - 1;
+        for turn in 0..ranks {
+            if turn == me {
+                for (round, to) in (turn * others..).zip(ahead(ranks, me)) {
+                    script.send(round, to, whole);
+                }
+            } else {
+                let distance = (me + ranks - turn) % ranks;
+                script.recv(turn * others + distance - 1, turn, whole, Combine::Hold);
+            }
         }
-        script.fold(ranks - 2, whole);
+        script.fold(ranks * others - 1, whole);
     }
     script.done()
 }

@@ -24,11 +24,17 @@ pub enum CollectiveKind {
     Gather,
     /// Part *j* of rank *i*'s input becomes part *i* of rank *j*'s output.
     AllToAll,
+    /// Rank *i* ends with part *i* of the root's vector.
+    Scatter,
+    /// Every rank sends its vector to the next rank, and its output is the previous rank's.
+    SendRecv,
+    /// No rank ends before all have begun; messages are empty.
+    Barrier,
 }
 
 impl CollectiveKind {
     /// All kinds, in display order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::AllReduce,
         Self::ReduceScatter,
         Self::AllGather,
@@ -36,6 +42,9 @@ impl CollectiveKind {
         Self::Reduce,
         Self::Gather,
         Self::AllToAll,
+        Self::Scatter,
+        Self::SendRecv,
+        Self::Barrier,
     ];
 
     /// Name used in flags, in the text form and in traces.
@@ -48,6 +57,9 @@ impl CollectiveKind {
             Self::Reduce => "reduce",
             Self::Gather => "gather",
             Self::AllToAll => "all_to_all",
+            Self::Scatter => "scatter",
+            Self::SendRecv => "send_recv",
+            Self::Barrier => "barrier",
         }
     }
 
@@ -55,16 +67,32 @@ impl CollectiveKind {
     pub const fn reduces(self) -> bool {
         match self {
             Self::AllReduce | Self::ReduceScatter | Self::Reduce => true,
-            Self::AllGather | Self::Broadcast | Self::Gather | Self::AllToAll => false,
+            Self::AllGather
+            | Self::Broadcast
+            | Self::Gather
+            | Self::AllToAll
+            | Self::Scatter
+            | Self::SendRecv
+            | Self::Barrier => false,
         }
     }
 
     /// Returns true if one rank, the root, has a special part.
     pub const fn has_root(self) -> bool {
         match self {
-            Self::Broadcast | Self::Reduce | Self::Gather => true,
-            Self::AllReduce | Self::ReduceScatter | Self::AllGather | Self::AllToAll => false,
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
+            Self::AllReduce
+            | Self::ReduceScatter
+            | Self::AllGather
+            | Self::AllToAll
+            | Self::SendRecv
+            | Self::Barrier => false,
         }
+    }
+
+    /// Returns true if the result is in an output buffer of its own.
+    pub const fn has_output(self) -> bool {
+        matches!(self, Self::AllToAll | Self::SendRecv)
     }
 }
 

@@ -39,12 +39,14 @@ pub fn resolve(
 /// which nothing is known.
 pub(super) fn by_rounds(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> Algorithm {
     use CollectiveKind::{
-        AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
+        AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
+        SendRecv,
     };
     let halves_evenly = ranks.is_power_of_two();
     let canonical = order == SummationOrder::Canonical && kind.reduces();
     match kind {
-        Gather | AllToAll => Algorithm::Direct,
+        Gather | AllToAll | Scatter | SendRecv => Algorithm::Direct,
+        Barrier => Algorithm::Bruck,
         Broadcast | Reduce if ranks <= 2 => Algorithm::Direct,
         _ if canonical && !halves_evenly => Algorithm::Direct,
         Broadcast | Reduce => Algorithm::HalvingDoubling,

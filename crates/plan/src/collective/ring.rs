@@ -8,7 +8,7 @@
 //! those of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations" (2009), section 3.
 
-use super::definition::{AlgorithmDef, Hints, Rotation, ways};
+use super::definition::{AROUND, AlgorithmDef, Hints, Rotation, ways};
 use super::step::{Chunks, Combine, Step, StepList};
 use super::{CollectiveKind, Pattern, has_steps, relative};
 
@@ -16,6 +16,7 @@ use super::{CollectiveKind, Pattern, has_steps, relative};
 pub(super) const DEF: AlgorithmDef = AlgorithmDef {
     name: "ring",
     number: 0,
+    kinds: AROUND,
     is_canonical: |_| false,
     chunks,
     rounds,
@@ -59,6 +60,9 @@ fn steps(p: &Pattern, me: u32) -> Vec<Step> {
         CollectiveKind::Reduce => reduce(ranks, me, root),
         CollectiveKind::Gather => gather(ranks, me, root),
         CollectiveKind::AllToAll => all_to_all(ranks, me),
+        CollectiveKind::Scatter => scatter(ranks, me, root),
+        CollectiveKind::Barrier => barrier(ranks, me),
+        CollectiveKind::SendRecv => Vec::new(),
     }
 }
 
@@ -160,6 +164,44 @@ pub fn gather(ranks: u32, me: u32, root: u32) -> Vec<Step> {
                 let part = Chunks::one((me + round + 1) % ranks);
                 script.recv(round, farther, part, Combine::Replace);
             }
+        }
+    }
+    script.done()
+}
+
+/// The parts travel down a chain that starts at the root, the farthest rank's first.
+///
+/// Rounds P−1; bytes sent at most N(P−1)/P, by the root; received at most N(P−1)/P, by the next
+/// rank; fan-in 1. Chunks: P.
+pub fn scatter(ranks: u32, me: u32, root: u32) -> Vec<Step> {
+    let mut script = StepList::default();
+    if has_steps(ranks, me) && root < ranks {
+        let place = relative(me, root, ranks);
+        let (previous, next) = ((me + ranks - 1) % ranks, (me + 1) % ranks);
+        // The part of place p leaves the root in round P−1−p; place d forwards it d rounds later.
+        let part = |of: u32| Chunks::one((root + of) % ranks);
+        for round in place.saturating_sub(1)..ranks - 1 {
+            if round >= place && place + 1 < ranks {
+                script.send(round, next, part(ranks - 1 - (round - place)));
+            }
+            if place > 0 {
+                let come = part(ranks - 1 - (round + 1 - place));
+                script.recv(round, previous, come, Combine::Replace);
+            }
+        }
+    }
+    script.done()
+}
+
+/// Every rank signals the next in every round; after *k* rounds a rank has heard of *k* others.
+///
+/// Rounds P−1; no bytes; fan-in 1.
+pub fn barrier(ranks: u32, me: u32) -> Vec<Step> {
+    let mut script = StepList::default();
+    if has_steps(ranks, me) {
+        for round in 0..ranks - 1 {
+            script.send(round, (me + 1) % ranks, Chunks::all(0));
+            script.recv(round, (me + ranks - 1) % ranks, Chunks::all(0), Combine::Replace);
         }
     }
     script.done()

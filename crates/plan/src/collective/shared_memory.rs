@@ -10,7 +10,7 @@
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector. No bytes are
 //! sent; fan-in is the number of peers that a rank reads in one round.
 
-use super::definition::{AlgorithmDef, Hints, Inner, Rotation};
+use super::definition::{AlgorithmDef, Hints, Inner, Rotation, WITH_DATA};
 use super::direct::{ahead, behind};
 use super::step::{Chunks, Combine, Step, StepList};
 use super::{CollectiveKind, Pattern, SummationOrder, has_steps};
@@ -19,6 +19,7 @@ use super::{CollectiveKind, Pattern, SummationOrder, has_steps};
 pub(super) const DEF: AlgorithmDef = AlgorithmDef {
     name: "shared-memory",
     number: 4,
+    kinds: WITH_DATA,
     chunks: |p| if p.kind == CollectiveKind::Broadcast { 1 } else { p.ranks },
     rounds: |p| match p.kind {
         CollectiveKind::AllReduce | CollectiveKind::Reduce => 2,
@@ -43,6 +44,9 @@ fn steps(p: &Pattern, me: u32) -> Vec<Step> {
         CollectiveKind::Reduce => reduce(ranks, me, root, order),
         CollectiveKind::Gather => gather(ranks, me, root),
         CollectiveKind::AllToAll => all_to_all(ranks, me),
+        CollectiveKind::Scatter => scatter(ranks, me, root),
+        CollectiveKind::SendRecv => send_recv(ranks, me),
+        CollectiveKind::Barrier => Vec::new(),
     }
 }
 
@@ -132,6 +136,40 @@ pub fn gather(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     let mut script = StepList::default();
     if has_steps(ranks, me) && root < ranks {
         gather_at(&mut script, 0, ranks, me, root);
+    }
+    script.done()
+}
+
+/// Every rank reads its part of the root's vector.
+///
+/// Rounds 1; bytes read per rank N/P; fan-in 1. Chunks: P.
+pub fn scatter(ranks: u32, me: u32, root: u32) -> Vec<Step> {
+    let mut script = StepList::default();
+    if has_steps(ranks, me) && root < ranks {
+        if me == root {
+            for to in ahead(ranks, me) {
+                script.lend(0, to, Chunks::one(to));
+            }
+        } else {
+            script.read(0, root, Chunks::one(me), Combine::Replace);
+        }
+    }
+    script.done()
+}
+
+/// Every rank reads the vector of the rank before it.
+///
+/// Rounds 1; bytes read per rank N; fan-in 1. Chunks: 1.
+pub fn send_recv(ranks: u32, me: u32) -> Vec<Step> {
+    let mut script = StepList::default();
+    if has_steps(ranks, me) {
+        let whole = Chunks::one(0);
+        if ranks == 1 {
+            script.emit(0, whole);
+        } else {
+            script.lend(0, (me + 1) % ranks, whole);
+            script.read(0, (me + ranks - 1) % ranks, whole, Combine::Output);
+        }
     }
     script.done()
 }

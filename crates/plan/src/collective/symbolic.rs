@@ -247,9 +247,13 @@ impl<'a> Group<'a> {
                         CollectiveKind::AllReduce
                         | CollectiveKind::ReduceScatter
                         | CollectiveKind::Reduce
-                        | CollectiveKind::AllToAll => true,
+                        | CollectiveKind::AllToAll
+                        | CollectiveKind::SendRecv
+                        | CollectiveKind::Barrier => true,
                         CollectiveKind::AllGather | CollectiveKind::Gather => rank == chunk,
-                        CollectiveKind::Broadcast => rank == pattern.root(),
+                        CollectiveKind::Broadcast | CollectiveKind::Scatter => {
+                            rank == pattern.root()
+                        }
                     };
                     valid.then(|| values.leaf(rank, cell))
                 })
@@ -625,9 +629,18 @@ impl<'a> Group<'a> {
                     CollectiveKind::AllToAll => {
                         self.check_leaf(me, cell, (chunk, me * self.grain + place))?;
                     }
+                    CollectiveKind::Scatter if me == chunk => {
+                        self.check_leaf(me, cell, (root, cell))?;
+                    }
+                    CollectiveKind::SendRecv => {
+                        let before = (me + self.pattern.ranks() - 1) % self.pattern.ranks();
+                        self.check_leaf(me, cell, (before, cell))?;
+                    }
                     CollectiveKind::ReduceScatter
                     | CollectiveKind::Reduce
-                    | CollectiveKind::Gather => {}
+                    | CollectiveKind::Gather
+                    | CollectiveKind::Scatter
+                    | CollectiveKind::Barrier => {}
                 }
             }
         }
@@ -637,10 +650,8 @@ impl<'a> Group<'a> {
     fn check_leaf(&mut self, me: u32, cell: u32, leaf: (u32, u32)) -> Result<(), Violation> {
         let wanted = self.values.leaf(leaf.0, leaf.1);
         let memory = &self.memories[me as usize];
-        let found = match self.pattern.kind() {
-            CollectiveKind::AllToAll => memory.output[cell as usize],
-            _ => memory.work[cell as usize],
-        };
+        let memory = if self.pattern.kind().has_output() { &memory.output } else { &memory.work };
+        let found = memory[cell as usize];
         if found == Some(wanted) {
             return Ok(());
         }

@@ -104,7 +104,7 @@ impl TorusShape {
         Self::new(&words[..dimensions])
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let sizes: Option<Vec<u32>> = text.split('x').map(|size| size.parse().ok()).collect();
         Self::new(&sizes?)
     }

@@ -28,7 +28,7 @@ macro_rules! files {
     };
 }
 
-static FILES: [(&str, &str); 35] = files![
+static FILES: [(&str, &str); 38] = files![
     "mini",
     "mini-llama",
     "mini-moe",
@@ -49,6 +49,8 @@ static FILES: [(&str, &str); 35] = files![
     "gpt-530b",
     "gpt-1008b",
     "gpt3-175b",
+    "megatron-8.3b",
+    "turing-nlg-17b",
     "turing-530b",
     "llama3-8b",
     "llama3-70b",
@@ -60,6 +62,7 @@ static FILES: [(&str, &str); 35] = files![
     "mixtral-8x22b",
     "qwen3-30b-a3b",
     "qwen3-235b-a22b",
+    "gpt4-1.8t",
     "deepseek-v3",
     "deepseek-v3-mtp",
     "dlrm-mini",

@@ -275,6 +275,8 @@ pub(in crate::model) mod tests {
             ("gpt-1008b", "1008.0"),
             ("gpt3-175b", "174.6"),
             ("turing-530b", "529.6"),
+            ("megatron-8.3b", "8.3"),
+            ("turing-nlg-17b", "17.2"),
         ] {
             assert_eq!(format!("{:.1}", model(name).parameters() as f64 / 1e9), billions, "{name}");
         }
@@ -282,7 +284,7 @@ pub(in crate::model) mod tests {
 
     #[test]
     fn parameters_are_sc21_eq_2_and_the_last_norm() {
-        assert_eq!(gpt_models().count(), 17);
+        assert_eq!(gpt_models().count(), 19);
         for model in gpt_models() {
             let [l, h, v, s] = letters(&model);
             // 12·l·h²·(1 + 13/(12h) + (V+s)/(12lh)), expanded to stay in integers.

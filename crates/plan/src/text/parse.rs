@@ -10,7 +10,7 @@ use super::words::{Word, parse_group};
 use crate::compress::Compression;
 use crate::graph::OpKind;
 use crate::ids::{BufferId, GroupId, OpId};
-use crate::mesh::Mesh;
+use crate::mesh::{AxisOrder, Mesh};
 use crate::program::{
     Access, Bucket, CarryoverOp, ComputePass, IterationFilter, LocalOp, Memory, MemoryKind,
     Operand, Outputs, Plan, Program, Section, Template, TensorNorms,
@@ -122,10 +122,12 @@ impl<'t> Reader<'t> {
         let (parameters, norm_entries) = (self.field("parameters")?, self.field("norm_entries")?);
         let by_library = self.peeked.is_some_and(|line| line.peek() == "messages");
         let messages = by_library.then(|| self.field("messages")).transpose()?;
+        let strategy = self.strategy()?;
+        let mesh = self.mesh(strategy.axis_order)?;
         let mut plan = Plan {
             model,
-            strategy: self.strategy()?,
-            mesh: self.mesh()?,
+            strategy,
+            mesh,
             groups: Vec::new(),
             templates: Vec::new(),
             programs: Vec::new(),
@@ -166,6 +168,7 @@ impl<'t> Reader<'t> {
             cp: self.field("cp")?,
             ep: self.field("ep")?,
             etp: self.field("etp")?,
+            axis_order: AxisOrder::default(),
             sp: self.field("sp")?,
             zero: self.field("zero")?,
             schedule: self.field("schedule")?,
@@ -217,10 +220,13 @@ impl<'t> Reader<'t> {
         if self.peeked.is_some_and(|line| line.peek() == "local") {
             strategy.local = Some(self.field("local")?);
         }
+        if self.peeked.is_some_and(|line| line.peek() == "axis_order") {
+            strategy.axis_order = self.field("axis_order")?;
+        }
         Ok(strategy)
     }
 
-    fn mesh(&mut self) -> Result<Mesh> {
+    fn mesh(&mut self, order: AxisOrder) -> Result<Mesh> {
         self.heading("[mesh]")?;
         let mut line = self.line("the mesh")?;
         let mut axis = |name: &str| {
@@ -235,6 +241,7 @@ impl<'t> Reader<'t> {
             ep: axis("ep")?,
             etp: axis("etp")?,
             servers: axis("servers")?,
+            order,
         };
         line.end()?;
         Ok(mesh)

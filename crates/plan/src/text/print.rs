@@ -4,6 +4,7 @@ use super::line::quote;
 use super::words::{Word, print_group, print_init, print_load, print_peer, push};
 use crate::compress::Compression;
 use crate::ids::{LaneId, OpId, SegmentId};
+use crate::mesh::AxisOrder;
 use crate::program::{
     Bucket, Call, Entry, IterationFilter, MemoryKind, Op, Plan, Program, Section, Segment, Service,
     Template, TensorNorms, View,
@@ -119,6 +120,9 @@ impl<'p> Printer<'p> {
         }
         if let Some(local) = s.local {
             put!(self, "local {local}\n");
+        }
+        if s.axis_order != AxisOrder::default() {
+            put!(self, "axis_order {}\n", s.axis_order);
         }
     }
 

@@ -81,11 +81,16 @@ fn keys<'p>(plan: &Plan, program: &'p Program) -> Vec<Option<CallKey<'p>>> {
                     CollectiveKind::AllReduce
                     | CollectiveKind::ReduceScatter
                     | CollectiveKind::AllGather
-                    | CollectiveKind::AllToAll,
+                    | CollectiveKind::AllToAll
+                    | CollectiveKind::Barrier,
                 ) => Some((group, lane, k)),
                 // A root may send and leave; other members may contribute their part and leave.
                 Some(
-                    CollectiveKind::Broadcast | CollectiveKind::Gather | CollectiveKind::Reduce,
+                    CollectiveKind::Broadcast
+                    | CollectiveKind::Gather
+                    | CollectiveKind::Reduce
+                    | CollectiveKind::Scatter
+                    | CollectiveKind::SendRecv,
                 )
                 | None => None,
             };

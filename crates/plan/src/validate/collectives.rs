@@ -87,9 +87,9 @@ fn call<'a>(report: &Report<'a>, ops: &Numbering, role: RoleId, op: OpId) -> &'a
 
 /// Property in which two matching calls differ, if any.
 fn difference(a: &Call, b: &Call) -> Option<&'static str> {
-    // Only the root of a gather holds the whole vector; the others cannot know its length.
+    // Only the root of a gather or scatter holds the whole vector; the others do not know its length.
     let elements = |call: &Call| match call.kind {
-        CollectiveKind::Gather => 0,
+        CollectiveKind::Gather | CollectiveKind::Scatter => 0,
         _ => call.elements(),
     };
     if a.kind != b.kind {

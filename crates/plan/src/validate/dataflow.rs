@@ -93,8 +93,12 @@ fn sides(plan: &Plan, role: RoleId, call: &Call) -> Sides {
         CollectiveKind::AllReduce
         | CollectiveKind::ReduceScatter
         | CollectiveKind::AllGather
-        | CollectiveKind::AllToAll => Sides { reads: true, writes: true },
-        CollectiveKind::Broadcast => Sides { reads: roots().some, writes: true },
+        | CollectiveKind::AllToAll
+        | CollectiveKind::SendRecv => Sides { reads: true, writes: true },
+        CollectiveKind::Barrier => Sides { reads: false, writes: false },
+        CollectiveKind::Broadcast | CollectiveKind::Scatter => {
+            Sides { reads: roots().some, writes: true }
+        }
         CollectiveKind::Reduce | CollectiveKind::Gather => {
             Sides { reads: true, writes: roots().some }
         }

@@ -46,7 +46,7 @@ pub(super) fn check_plan(report: &mut Report<'_>) -> bool {
 }
 
 fn mesh_problem(mesh: &Mesh) -> Option<&'static str> {
-    let Mesh { pp, dp, cp, tp, ep, etp, servers } = *mesh;
+    let Mesh { pp, dp, cp, tp, ep, etp, servers, order: _ } = *mesh;
     if [pp, dp, cp, tp, ep, etp].contains(&0) {
         return Some("has an axis of size 0");
     }
@@ -346,13 +346,15 @@ impl Role<'_, '_> {
             CollectiveKind::AllGather | CollectiveKind::Gather => {
                 (in_place || input.checked_mul(size) == Some(output), "output is input × ranks")
             }
-            CollectiveKind::ReduceScatter => {
+            CollectiveKind::ReduceScatter | CollectiveKind::Scatter => {
                 (in_place || output.checked_mul(size) == Some(input), "input is output × ranks")
             }
             CollectiveKind::AllReduce
             | CollectiveKind::Broadcast
             | CollectiveKind::Reduce
-            | CollectiveKind::AllToAll => (input == output, "input and output are equally long"),
+            | CollectiveKind::AllToAll
+            | CollectiveKind::SendRecv
+            | CollectiveKind::Barrier => (input == output, "input and output are equally long"),
         };
         (!fits)
             .then(|| format!("{input} elements in and {output} out among {size} ranks, but {rule}"))

@@ -1,6 +1,7 @@
 //! Seeded strategies for regression baselines: the same list on every machine.
 
 use paceline_plan::lower::lower;
+use paceline_plan::mesh::AxisOrder;
 use paceline_plan::model::built_in;
 use paceline_plan::outer_optimizer::{LocalSgd, OuterOptimizer};
 use paceline_plan::program::Plan;
@@ -77,6 +78,7 @@ impl Draw {
             cp: self.rare(&[1, 2, 4]),
             ep: self.rare(&[1, 2, 4]),
             etp: self.rare(&[1, 2]),
+            axis_order: AxisOrder::default(),
             sp: tp > 1 && self.pick(&[true, false]),
             zero: self.rare(&[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters]),
             schedule: if pp > 1 {

@@ -28,6 +28,8 @@ pub struct Device {
     pub multiprocessors: Option<u32>,
     /// Width of the systolic arrays, if GEMMs run on such.
     pub systolic_width: Option<u32>,
+    /// Number of systolic arrays, which work on different tiles; at least 1.
+    pub systolic_arrays: u32,
     /// GEMM speedup if two of every four weights are zero (2:4 sparsity).
     pub sparse_speedup: f64,
     /// Memory available to a program.
@@ -48,6 +50,12 @@ pub struct Device {
     /// Its share of the host's disk bandwidth, for reads or writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_bandwidth: Option<BytesPerSec>,
+    /// Rated power in watts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power: Option<f64>,
+    /// Power in watts while it does not compute; 0 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_power: Option<f64>,
 }
 
 /// Peak rates by dtype; absent if the device has no unit for it.

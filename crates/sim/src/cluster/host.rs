@@ -20,7 +20,7 @@
 //!
 //! All devices of a host are assumed to send and receive at once, as they do in training.
 
-use super::Cluster;
+use super::{Cluster, DimensionKind};
 use paceline_plan::units::{BytesPerSec, Seconds};
 use serde::Serialize;
 
@@ -33,6 +33,9 @@ pub struct HostPorts {
     pub nics: u32,
     /// Datasheet bandwidth of one NIC in one direction.
     pub nic_bandwidth: BytesPerSec,
+    /// Fraction of a NIC's rate that payload gets, as measured; the headers' share if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub efficiency: Option<f64>,
     /// Protocol on the NICs.
     pub protocol: Protocol,
     /// Bytes of a packet after the Ethernet header: including TCP/IP headers for TCP, payload only
@@ -41,6 +44,9 @@ pub struct HostPorts {
     /// Overhead per message in addition to its bytes and the fabric's latency: system calls, work
     /// queues, completions.
     pub message_overhead: Seconds,
+    /// Processor of the control plane, whose hand-off then delays every message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control: Option<Control>,
     /// True if NICs access device memory directly; otherwise data is staged in host memory.
     pub gpudirect: bool,
     /// Bandwidth of one PCIe link in one direction; unlimited if absent.
@@ -68,25 +74,84 @@ pub enum Protocol {
     Tcp,
     /// RDMA by the NIC alone: packets with Ethernet, IP, UDP and InfiniBand headers (RoCE v2).
     Rdma,
+    /// RDMA whose work requests the device triggers in stream order (GPUDirect Async; Agostini,
+    /// Rossetti and Potluri, "GPUDirect Async: Exploring GPU synchronous communication techniques
+    /// for InfiniBand clusters", JPDC 2018).
+    #[serde(rename = "gpudirect-async")]
+    GpuDirectAsync,
+    /// Connectionless reads of at most 4 KiB that the receiving side solicits, encrypted by the NIC
+    /// (Singhvi et al., "1RMA: Re-envisioning Remote Memory Access for Multi-tenant Datacenters",
+    /// SIGCOMM 2020).
+    #[serde(rename = "1rma")]
+    OneRma,
+}
+
+/// Processor of the control plane: it notices that data is ready, and starts the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Control {
+    /// A core waits for the device's stream, then posts the work request.
+    Cpu,
+    /// The device rings the NIC's doorbell in stream order.
+    Gpu,
+}
+
+impl Control {
+    /// All processors, in the order of cluster files.
+    pub(super) const ALL: [Self; 2] = [Self::Cpu, Self::Gpu];
+
+    /// Name in cluster files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Gpu => "gpu",
+        }
+    }
+
+    /// Time from the end of the kernel to the work request, an estimate: a core that synchronises
+    /// with a stream sees its end after several microseconds; a doorbell write over PCIe takes less
+    /// than one.
+    const fn hand_off(self) -> Seconds {
+        match self {
+            Self::Cpu => Seconds(7e-6),
+            Self::Gpu => Seconds(0.8e-6),
+        }
+    }
 }
 
 impl Protocol {
     /// All protocols, in the order of cluster files.
-    pub(super) const ALL: [Self; 2] = [Self::Tcp, Self::Rdma];
+    pub(super) const ALL: [Self; 4] = [Self::Tcp, Self::Rdma, Self::GpuDirectAsync, Self::OneRma];
 
     /// Name in cluster files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
             Self::Rdma => "rdma",
+            Self::GpuDirectAsync => "gpudirect-async",
+            Self::OneRma => "1rma",
         }
+    }
+
+    /// Processor of the control plane if the file names none; `None` leaves its hand-off to the
+    /// dimension's latency.
+    pub(super) const fn control(self) -> Option<Control> {
+        match self {
+            Self::GpuDirectAsync => Some(Control::Gpu),
+            Self::Tcp | Self::Rdma | Self::OneRma => None,
+        }
+    }
+
+    /// Returns true if NICs can access device memory.
+    pub(super) const fn reaches_devices(self) -> bool {
+        !matches!(self, Self::Tcp)
     }
 
     /// Default bytes of a packet: Ethernet's MTU, and the largest of InfiniBand.
     pub(super) const fn mtu(self) -> u32 {
         match self {
             Self::Tcp => 1500,
-            Self::Rdma => 4096,
+            Self::Rdma | Self::GpuDirectAsync | Self::OneRma => 4096,
         }
     }
 
@@ -94,18 +159,20 @@ impl Protocol {
     pub(super) const fn inner_headers(self) -> u32 {
         match self {
             Self::Tcp => 20 + 20 + 12,
-            Self::Rdma => 0,
+            Self::Rdma | Self::GpuDirectAsync | Self::OneRma => 0,
         }
     }
 
     /// Bytes transmitted in addition to the MTU. Ethernet (IEEE 802.3): 8 preamble, 14 header, 4
     /// check and 12 gap. RoCE v2 (InfiniBand specification, annex A17): 20 IP, 8 UDP, 12 transport
-    /// header and 4 check.
+    /// header and 4 check. 1RMA, an estimate: 20 IP, 8 UDP, 16 of a command and its
+    /// acknowledgement, 16 of authentication.
     const fn outer_headers(self) -> u32 {
         const ETHERNET: u32 = 8 + 14 + 4 + 12;
         match self {
             Self::Tcp => ETHERNET,
-            Self::Rdma => ETHERNET + 20 + 8 + 12 + 4,
+            Self::Rdma | Self::GpuDirectAsync => ETHERNET + 20 + 8 + 12 + 4,
+            Self::OneRma => ETHERNET + 20 + 8 + 16 + 16,
         }
     }
 
@@ -114,7 +181,7 @@ impl Protocol {
     pub(super) const fn message_overhead(self) -> Seconds {
         match self {
             Self::Tcp => Seconds(12e-6),
-            Self::Rdma => Seconds(1e-6),
+            Self::Rdma | Self::GpuDirectAsync | Self::OneRma => Seconds(1e-6),
         }
     }
 }
@@ -133,9 +200,12 @@ pub(crate) struct Gate {
 }
 
 impl HostPorts {
-    /// Fraction of a NIC's rate left for payload after headers.
+    /// Fraction of a NIC's rate left for payload: as measured, or after headers.
     pub fn payload(&self) -> f64 {
-        let Self { protocol, mtu, .. } = *self;
+        let Self { protocol, mtu, efficiency, .. } = *self;
+        if let Some(measured) = efficiency {
+            return measured;
+        }
         let payload = mtu.saturating_sub(protocol.inner_headers()).max(1);
         f64::from(payload) / (f64::from(mtu) + f64::from(protocol.outer_headers()))
     }
@@ -177,11 +247,69 @@ impl HostPorts {
 }
 
 impl Cluster {
+    /// The cluster with the host model that its description implies, if it has none: NICs that the
+    /// devices share as they share links, at the same rate, with access to device memory, behind
+    /// PCIe links that are at least as fast. Its times are the same until a field is changed.
+    ///
+    /// Returns the reason if there is no switch between hosts that NICs could be ports of.
+    pub fn with_ports(&self) -> Result<Self, String> {
+        if self.host_ports.is_some() {
+            return Ok(self.clone());
+        }
+        let host = self.devices_per_host();
+        let mut inner = 1u64;
+        let across = self.dimensions.iter().position(|dimension| {
+            let is_across = inner >= host;
+            inner = inner.saturating_mul(u64::from(dimension.size));
+            is_across
+        });
+        let Some(index) = across else {
+            return Err("no dimension joins hosts, so that there is no NIC to describe".to_owned());
+        };
+        let dimension = &self.dimensions[index];
+        if dimension.kind != DimensionKind::Switch {
+            let (name, kind) = (&dimension.name, dimension.kind.name());
+            return Err(format!(
+                "hosts are joined by {name}, a {kind}; NICs are ports of a switch"
+            ));
+        }
+        let sharing = dimension.devices_per_link.max(1);
+        let share = dimension.achievable().0 / f64::from(sharing);
+        let ports = HostPorts {
+            dimension: index,
+            nics: self.host_size() / sharing,
+            nic_bandwidth: dimension.bandwidth,
+            efficiency: Some(dimension.efficiency),
+            protocol: Protocol::Rdma,
+            mtu: Protocol::Rdma.mtu(),
+            // The dimension's latency is that of whole messages.
+            message_overhead: Seconds::ZERO,
+            control: None,
+            gpudirect: true,
+            pcie_bandwidth: self.device.host_bandwidth.map(|rate| BytesPerSec(rate.0.max(share))),
+            devices_per_switch: sharing,
+            nics_on_switches: true,
+            memory_bandwidth: None,
+            cores: None,
+            core_bandwidth: CORE_BANDWIDTH,
+        };
+        Ok(Self { host_ports: Some(ports), ..self.clone() })
+    }
+
     /// Effect of the host ports on a dimension: the remaining fraction of its bandwidth, and the
     /// added latency.
     pub(super) fn ports(&self, dimension: usize) -> (f64, Seconds) {
         match self.host_ports.as_ref().filter(|ports| ports.dimension == dimension) {
-            Some(ports) => (ports.narrowing(self.host_size()), ports.message_overhead),
+            Some(ports) => {
+                let hand_off = ports.control.map_or(Seconds::ZERO, Control::hand_off);
+                // A solicited read crosses the fabric twice: the request, then the data.
+                let request = match ports.protocol {
+                    Protocol::OneRma => self.dimensions[dimension].latency,
+                    Protocol::Tcp | Protocol::Rdma | Protocol::GpuDirectAsync => Seconds::ZERO,
+                };
+                let overhead = ports.message_overhead + hand_off + request;
+                (ports.narrowing(self.host_size()), overhead)
+            }
             None => (1.0, Seconds::ZERO),
         }
     }
@@ -213,9 +341,11 @@ mod tests {
             dimension: 1,
             nics: 4,
             nic_bandwidth: BytesPerSec(25e9),
+            efficiency: None,
             protocol: Protocol::Rdma,
             mtu: 4096,
             message_overhead: Seconds(1e-6),
+            control: None,
             gpudirect: true,
             pcie_bandwidth: Some(BytesPerSec(32e9)),
             devices_per_switch: 2,

@@ -38,7 +38,7 @@ pub use heterogeneity::{
 };
 pub(crate) use heterogeneity::{SpeedProfile, through};
 pub(crate) use host::Gate;
-pub use host::{HostPorts, Protocol};
+pub use host::{Control, HostPorts, Protocol};
 pub use measured::Measured;
 pub use selector::{IndexRange, Selector};
 

@@ -75,7 +75,7 @@ mod measured;
 mod network;
 mod reader;
 
-use super::quantity::{self, FLOPS, RATE, TIME};
+use super::quantity::{self, FLOPS, POWER, RATE, TIME};
 use super::{Cluster, Device, FlopsPerSec, Heterogeneity, Peak};
 use paceline_plan::located::{self, Errors, Section, Table, Value};
 use paceline_plan::units::{BytesPerSec, Seconds};
@@ -93,7 +93,7 @@ impl Cluster {
     }
 }
 
-const DEVICE_KEYS: [&str; 15] = [
+const DEVICE_KEYS: [&str; 18] = [
     "name",
     "peak",
     "max_efficiency",
@@ -101,6 +101,7 @@ const DEVICE_KEYS: [&str; 15] = [
     "legacy_mma_efficiency",
     "multiprocessors",
     "systolic_width",
+    "systolic_arrays",
     "sparse_speedup",
     "memory",
     "memory_bandwidth",
@@ -109,6 +110,8 @@ const DEVICE_KEYS: [&str; 15] = [
     "copy_engines",
     "host_bandwidth",
     "disk_bandwidth",
+    "power",
+    "idle_power",
 ];
 
 /// Keys with which an entry selects its devices.
@@ -197,6 +200,7 @@ impl Reader {
         let older = self.errors.optional(section, "legacy_mma_efficiency", "0.6", share, 1.0);
         let multiprocessors = self.errors.given(section, "multiprocessors", "108", count);
         let systolic_width = self.errors.given(section, "systolic_width", "128", count);
+        let systolic_arrays = self.errors.optional(section, "systolic_arrays", "8", count, 1);
         let sparse_speedup = self.errors.optional(section, "sparse_speedup", "2.0", ratio, 1.0);
         let memory = self.errors.required(section, "memory", quantity::BYTES_EXAMPLE, memory);
         let memory_bandwidth = self.quantity(section, "memory_bandwidth", &RATE);
@@ -211,6 +215,11 @@ impl Reader {
             self.errors.given(section, key, "25 GB/s", read)
         };
         let (host_bandwidth, disk_bandwidth) = (store("host_bandwidth"), store("disk_bandwidth"));
+        let mut watts = |key| {
+            let read = |value: &Value| measured(value, &POWER);
+            self.errors.given(section, key, POWER.example, read)
+        };
+        let (power, idle_power) = (watts("power"), watts("idle_power"));
         let peak = match self.errors.table(section, "peak", "[device.peak]") {
             Some(section) => self.peak(&section),
             None => None,
@@ -223,6 +232,7 @@ impl Reader {
             legacy_mma_efficiency: older?,
             multiprocessors: multiprocessors?,
             systolic_width: systolic_width?,
+            systolic_arrays: systolic_arrays?,
             sparse_speedup: sparse_speedup?,
             memory: memory?,
             memory_bandwidth: BytesPerSec(memory_bandwidth?),
@@ -231,6 +241,8 @@ impl Reader {
             copy_engines: copy_engines?,
             host_bandwidth: host_bandwidth?,
             disk_bandwidth: disk_bandwidth?,
+            power: power?,
+            idle_power: idle_power?,
         })
     }
 

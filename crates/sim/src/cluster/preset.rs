@@ -30,7 +30,7 @@ pub fn get(spec: &str) -> Result<Cluster, PresetError> {
 pub fn holding(name: &str, devices: u64) -> Result<Cluster, PresetError> {
     let preset = Preset::find(name)?;
     let unit = match preset.scaling {
-        Scaling::Copies => preset.describe(),
+        Scaling::Copies | Scaling::One => preset.describe(),
         Scaling::Slices => return preset.scaled(slice_hosts(devices)),
     };
     let units = devices.div_ceil(unit.devices()).max(1);
@@ -117,6 +117,8 @@ struct Preset {
 enum Scaling {
     /// Copies of it along the outermost dimension.
     Copies,
+    /// None: its devices differ, so that there is one host.
+    One,
     /// Hosts of a torus: a slice of the pod, or several pods along the outermost dimension.
     Slices,
 }
@@ -132,7 +134,7 @@ macro_rules! preset {
     };
 }
 
-const PRESETS: [Preset; 9] = [
+const PRESETS: [Preset; 16] = [
     preset!("dgx1-v100", "hosts", Copies),
     preset!("dgx-a100", "hosts", Copies),
     preset!("dgx-a800", "hosts", Copies),
@@ -141,6 +143,13 @@ const PRESETS: [Preset; 9] = [
     preset!("dgx-b200", "hosts", Copies),
     preset!("gb200-nvl72", "racks", Copies),
     preset!("tpu-v4", "hosts", Slices),
+    preset!("zionex", "hosts", Copies),
+    preset!("a100-pcie", "hosts", Copies),
+    preset!("a800-pcie", "hosts", Copies),
+    preset!("pcie-servers", "hosts", One),
+    preset!("gaudi2", "hosts", Copies),
+    preset!("cs-2", "systems", Copies),
+    preset!("dojo", "tiles", Copies),
     preset!("laptop", "hosts", Copies),
 ];
 
@@ -159,16 +168,19 @@ impl Preset {
     fn scaled(&self, count: u64) -> Result<Cluster, PresetError> {
         let mut cluster = self.describe();
         let unit = match self.scaling {
-            Scaling::Copies => cluster.devices(),
+            Scaling::Copies | Scaling::One => cluster.devices(),
             Scaling::Slices => CHIPS_PER_HOST,
         };
-        let most = Cluster::MAX_DEVICES / unit;
+        let most = match self.scaling {
+            Scaling::One => 1,
+            Scaling::Copies | Scaling::Slices => Cluster::MAX_DEVICES / unit,
+        };
         let (Ok(small), true) = (u32::try_from(count), count <= most) else {
             return Err(PresetError::TooLarge { name: self.name, count, most });
         };
         cluster.name = format!("{}:{count}", self.name);
         let copies = match self.scaling {
-            Scaling::Copies => small,
+            Scaling::Copies | Scaling::One => small,
             Scaling::Slices => {
                 let no_slice = PresetError::NoSlice { name: self.name, hosts: count };
                 slice(&mut cluster, small).ok_or(no_slice)?
@@ -249,7 +261,8 @@ mod tests {
 
     #[test]
     fn every_preset_scales() {
-        for name in names() {
+        assert!(get("pcie-servers:2").is_err() && get("pcie-servers:1").is_ok());
+        for name in names().filter(|name| *name != "pcie-servers") {
             let (one, two) =
                 (get(&format!("{name}:1")).unwrap(), get(&format!("{name}:2")).unwrap());
             assert_eq!(two.devices(), 2 * one.devices(), "{name}");
@@ -264,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_datasheets_are_kept() {
-        let facts: [Facts; 8] = [
+        let facts: [Facts; 10] = [
             ("dgx1-v100", 8, 1, 125.0, 32.0, 25.0, 12.5),
             ("dgx-a100", 8, 1, 312.0, 80.0, 300.0, 25.0),
             ("dgx-a800", 8, 1, 312.0, 80.0, 200.0, 25.0),
@@ -273,6 +286,8 @@ mod tests {
             ("dgx-b200", 8, 1, 2250.0, 180.0, 900.0, 50.0),
             ("gb200-nvl72", 72, 18, 2500.0, 186.0, 900.0, 50.0),
             ("tpu-v4", 4096, 1024, 275.0, 32.0, 50.0, 25.0),
+            ("zionex", 8, 1, 312.0, 40.0, 300.0, 25.0),
+            ("gaudi2", 8, 1, 432.0, 89.4, 37.5, 37.5),
         ];
         for (name, devices, hosts, tflops, memory, inner, outer) in facts {
             let cluster = get(name).unwrap();
@@ -285,6 +300,15 @@ mod tests {
             assert_eq!(inside.bandwidth, BytesPerSec(inner * 1e9), "{name}");
             assert_eq!(outside.bandwidth, BytesPerSec(outer * 1e9), "{name}");
         }
+        for (name, bridge) in [("a100-pcie", 300.0), ("a800-pcie", 200.0)] {
+            let cards = get(&format!("{name}:2")).unwrap();
+            let rates: Vec<f64> = cards.dimensions.iter().map(|d| d.bandwidth.0 / 1e9).collect();
+            assert_eq!((cards.devices(), rates), (16, vec![bridge, 31.5, 25.0]), "{name}");
+        }
+        let tile = get("dojo").unwrap();
+        assert_eq!(tile.devices(), 25);
+        assert!((25.0 * tile.device.rate(DType::Bf16).0 / 9.05e15 - 1.0).abs() < 1e-9, "9 PFLOP/s");
+        assert_eq!(get("cs-2:4").unwrap().devices(), 4);
         assert_eq!(get("dgx-a100").unwrap().device.memory, Bytes(80 << 30));
         assert_eq!(get("dgx-h100").unwrap().device.memory_bandwidth, BytesPerSec(3.35e12));
         assert_eq!(get("dgx-h200").unwrap().device.memory_bandwidth, BytesPerSec(4.8e12));
@@ -388,7 +412,8 @@ mod tests {
         assert_eq!(
             error,
             "no built-in cluster is called 'dgx-a10' (did you mean dgx-a100?); built in are: \
-             dgx1-v100, dgx-a100, dgx-a800, dgx-h100, dgx-h200, dgx-b200, gb200-nvl72, tpu-v4, laptop"
+             dgx1-v100, dgx-a100, dgx-a800, dgx-h100, dgx-h200, dgx-b200, gb200-nvl72, tpu-v4, \
+             zionex, a100-pcie, a800-pcie, pcie-servers, gaudi2, cs-2, dojo, laptop"
         );
         let far = get("frontier").unwrap_err().to_string();
         assert!(far.starts_with("no built-in cluster is called 'frontier'; built in are: dgx1"));

@@ -2,7 +2,7 @@
 
 mod measured;
 
-use super::quantity::{self, FLOPS, RATE, TIME};
+use super::quantity::{self, FLOPS, POWER, RATE, TIME};
 use super::{
     BandwidthChange, BandwidthSchedule, Cluster, Device, Dimension, DimensionKind, FlopsPerSec,
     GraphLink, Heterogeneity, HostPorts, IndexRange, LinkOverride, Peak, Selector, Straggler, Tree,
@@ -49,9 +49,24 @@ impl Cluster {
         let name = quoted(&self.dimensions[ports.dimension].name);
         writeln!(out, "\n[host]\ndimension = {name}\nnics = {}", ports.nics)?;
         writeln!(out, "nic_bandwidth = \"{}\"", RATE.write(ports.nic_bandwidth.0))?;
-        writeln!(out, "protocol = \"{}\"\nmtu = {}", ports.protocol.name(), ports.mtu)?;
-        writeln!(out, "message_overhead = \"{}\"", TIME.write(ports.message_overhead.0))?;
-        writeln!(out, "gpudirect = {}", ports.gpudirect)?;
+        if let Some(efficiency) = ports.efficiency {
+            writeln!(out, "efficiency = {efficiency:?}")?;
+        }
+        // What follows from the protocol is left out, so that `--set host.protocol` changes it too.
+        let protocol = ports.protocol;
+        writeln!(out, "protocol = \"{}\"", protocol.name())?;
+        if ports.mtu != protocol.mtu() {
+            writeln!(out, "mtu = {}", ports.mtu)?;
+        }
+        if ports.message_overhead != protocol.message_overhead() {
+            writeln!(out, "message_overhead = \"{}\"", TIME.write(ports.message_overhead.0))?;
+        }
+        if let Some(control) = ports.control.filter(|_| ports.control != protocol.control()) {
+            writeln!(out, "control = \"{}\"", control.name())?;
+        }
+        if ports.gpudirect != protocol.reaches_devices() {
+            writeln!(out, "gpudirect = {}", ports.gpudirect)?;
+        }
         writeln!(out, "devices_per_switch = {}", ports.devices_per_switch)?;
         writeln!(out, "nics_on_switches = {}", ports.nics_on_switches)?;
         let rates = [("pcie", ports.pcie_bandwidth), ("memory", ports.memory_bandwidth)];
@@ -187,6 +202,7 @@ fn write_device(out: &mut String, device: &Device, at: Option<&Selector>) -> std
     }
     if let Some(width) = device.systolic_width {
         writeln!(out, "systolic_width = {width}")?;
+        writeln!(out, "systolic_arrays = {}", device.systolic_arrays)?;
     }
     writeln!(out, "sparse_speedup = {sparse_speedup:?}")?;
     writeln!(out, "memory = \"{}\"", quantity::write_bytes(*memory))?;
@@ -199,6 +215,10 @@ fn write_device(out: &mut String, device: &Device, at: Option<&Selector>) -> std
     let stores = [("host", device.host_bandwidth), ("disk", device.disk_bandwidth)];
     for (name, BytesPerSec(rate)) in stores.into_iter().filter_map(|(n, rate)| Some((n, rate?))) {
         writeln!(out, "{name}_bandwidth = \"{}\"", RATE.write(rate))?;
+    }
+    let powers = [("power", device.power), ("idle_power", device.idle_power)];
+    for (name, watts) in powers.into_iter().filter_map(|(name, watts)| Some((name, watts?))) {
+        writeln!(out, "{name} = \"{}\"", POWER.write(watts))?;
     }
     writeln!(out, "\n[device.peak]")?;
     for (name, rate) in rates(peak) {

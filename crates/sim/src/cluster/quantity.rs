@@ -83,6 +83,15 @@ pub(super) const TIME: Quantity = Quantity {
     most: 1e3,
 };
 
+/// Watts.
+pub(super) const POWER: Quantity = Quantity {
+    noun: "a power",
+    example: "\"400 W\"",
+    units: &[unit("kW", 3, &[]), unit("W", 0, &["watt", "watts"]), unit("mW", -3, &[])],
+    least: 0.0,
+    most: 1e6,
+};
+
 impl Unit {
     fn is_called(&self, name: &str) -> bool {
         self.name == name || self.others.contains(&name)

@@ -27,16 +27,29 @@ impl Product {
         if !matrix || self.rows == 0 || self.columns == 0 || self.depth == 0 {
             return device.sustained_efficiency;
         }
-        let halves = if dtype == DType::Fp8 { 2.0 } else { 1.0 };
-        let shape = match (device.systolic_width, device.multiprocessors) {
-            (Some(width), _) => {
-                TileEfficiency { share: self.systolic(f64::from(width)), ramp: 1.0 }
-            }
-            (None, Some(count)) => self.tiled(f64::from(count), batch, RAMP * halves),
-            (None, None) => TileEfficiency { share: 1.0, ramp: 1.0 },
-        };
-        let sustained = device.sustained_efficiency * if halves > 1.0 { FP8 } else { 1.0 };
+        let shape = self.on_units(device, dtype, batch);
+        let sustained = device.sustained_efficiency * if dtype == DType::Fp8 { FP8 } else { 1.0 };
         shape.ramp * (device.max_efficiency * shape.share).min(sustained)
+    }
+
+    /// Tiles of one GEMM alone; a device whose description names no matrix units has one.
+    pub(super) fn tiling(&self, device: &Device, dtype: DType) -> Tiling {
+        let matrix = device.rate(dtype) > device.rate(DType::F32);
+        let whole = Tiling { tile: [self.side(self.rows), self.side(self.columns)], ..Tiling::ONE };
+        if matrix { self.on_units(device, dtype, 1.0).tiling.unwrap_or(whole) } else { whole }
+    }
+
+    fn side(&self, size: u64) -> u32 {
+        u32::try_from(size).unwrap_or(u32::MAX)
+    }
+
+    fn on_units(&self, device: &Device, dtype: DType, batch: f64) -> TileEfficiency {
+        let halves = if dtype == DType::Fp8 { 2.0 } else { 1.0 };
+        match (device.systolic_width, device.multiprocessors) {
+            (Some(width), _) => self.systolic(width, device.systolic_arrays, batch),
+            (None, Some(count)) => self.tiled(f64::from(count), batch, RAMP * halves),
+            (None, None) => TileEfficiency { share: 1.0, ramp: 1.0, tiling: None },
+        }
     }
 
     /// Efficiency on tiles of the result, each computed by one multiprocessor (NVIDIA, "Matrix
@@ -51,7 +64,7 @@ impl Product {
     /// summed afterwards (split-K). It picks the best combination, and so does this function.
     fn tiled(&self, multiprocessors: f64, batch: f64, ramp: f64) -> TileEfficiency {
         let (rows, columns, depth) = (self.rows as f64, self.columns as f64, self.depth as f64);
-        let mut best = TileEfficiency { share: 0.0, ramp: 0.0 };
+        let mut best = TileEfficiency { share: 0.0, ramp: 0.0, tiling: None };
         for (height, width, quality) in TILES {
             let tiles = (rows / height).ceil() * (columns / width).ceil();
             let filled = rows * columns / (tiles * height * width);
@@ -66,7 +79,13 @@ impl Product {
                 let ramp = part / (part + ramp * if parts > 1.0 { 2.0 } else { 1.0 });
                 let share = filled * busy * quality;
                 if share * ramp > best.share * best.ramp {
-                    best = TileEfficiency { share, ramp };
+                    let tiling = Tiling {
+                        tile: [height as u32, width as u32],
+                        parts: parts as u32,
+                        tiles: tiles as u64,
+                        waves: (tiles / multiprocessors).ceil() as u64,
+                    };
+                    best = TileEfficiency { share, ramp, tiling: Some(tiling) };
                 }
             }
         }
@@ -77,11 +96,48 @@ impl Product {
     /// while the other streams through (Jouppi et al., "In-Datacenter Performance Analysis of a
     /// Tensor Processing Unit", ISCA 2017). Depth and columns are padded to whole arrays. Loading
     /// the next array overlaps with streaming the rows, except for filling and draining.
-    fn systolic(&self, width: f64) -> f64 {
-        let padded = |size: u64| size as f64 / ((size as f64 / width).ceil() * width);
-        let rows = self.rows as f64;
-        padded(self.depth) * padded(self.columns) * rows / (rows + width)
+    ///
+    /// Arrays work on different tiles of the weights. If there are too few, several share a tile
+    /// and each streams a part of the rows; the best number of parts is taken.
+    fn systolic(&self, width: u32, arrays: u32, batch: f64) -> TileEfficiency {
+        let (side, units) = (f64::from(width), f64::from(arrays.max(1)));
+        let across = |size: u64| (size as f64 / side).ceil();
+        let filled = |size: u64| size as f64 / (across(size) * side);
+        let (rows, weights) = (self.rows as f64, across(self.depth) * across(self.columns) * batch);
+        let mut best = TileEfficiency { share: 0.0, ramp: 1.0, tiling: None };
+        let mut parts = 1.0;
+        while parts <= units && parts <= rows {
+            let (tiles, each) = (weights * parts, (rows / parts).ceil());
+            let waves = (tiles / units).ceil();
+            let busy = tiles / (waves * units);
+            let streamed = rows / parts / each * each / (each + side);
+            let share = filled(self.depth) * filled(self.columns) * busy * streamed;
+            if share > best.share {
+                let (tile, parts) = ([width, width], parts as u32);
+                let tiling = Tiling { tile, parts, tiles: tiles as u64, waves: waves as u64 };
+                best = TileEfficiency { share, ramp: 1.0, tiling: Some(tiling) };
+            }
+            parts *= 2.0;
+        }
+        best
     }
+}
+
+/// Tiles in which a GEMM is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tiling {
+    /// Height and width.
+    pub(super) tile: [u32; 2],
+    /// Parts of the depth (multiprocessors) or of the rows (systolic arrays).
+    pub(super) parts: u32,
+    /// Number of tiles, all parts together.
+    pub(super) tiles: u64,
+    /// Tiles over the units that compute them, rounded up.
+    pub(super) waves: u64,
+}
+
+impl Tiling {
+    const ONE: Self = Self { tile: [1, 1], parts: 1, tiles: 1, waves: 1 };
 }
 
 /// Fraction of the best rate that tiling reaches, and fraction left by the ramps.
@@ -92,6 +148,7 @@ impl Product {
 struct TileEfficiency {
     share: f64,
     ramp: f64,
+    tiling: Option<Tiling>,
 }
 
 /// Returns the fraction of the rate left for GEMMs whose rows are not aligned to 16 bytes, by their

@@ -154,12 +154,15 @@ pub(crate) fn vector(plan: &Plan, call: &Call) -> Vector {
     let elements = match call.kind {
         // Non-root ranks may hold only their shard; only the root holds the whole vector.
         CollectiveKind::Gather => call.elements().max(call.input.len.saturating_mul(ranks)),
+        CollectiveKind::Scatter => call.elements().max(call.output.len.saturating_mul(ranks)),
         CollectiveKind::AllReduce
         | CollectiveKind::ReduceScatter
         | CollectiveKind::AllGather
         | CollectiveKind::Broadcast
         | CollectiveKind::Reduce
-        | CollectiveKind::AllToAll => call.elements(),
+        | CollectiveKind::AllToAll
+        | CollectiveKind::SendRecv => call.elements(),
+        CollectiveKind::Barrier => 0,
     };
     Vector { elements, element: Bytes(call.dtype.size()), block: call.block }
 }

@@ -279,10 +279,7 @@ pub(super) fn names_ranks(plan: &Plan) -> bool {
 /// Ranks of a role, in order.
 pub(super) fn ranks_of_role(plan: &Plan, role: RoleId) -> impl Iterator<Item = Rank> + use<> {
     let mesh = &plan.mesh;
-    let (first, count) = if role.0 < mesh.pp {
-        (role.0 * mesh.stride(Axis::Pp), mesh.stride(Axis::Pp))
-    } else {
-        (mesh.size() + role.0 - mesh.pp, 1)
-    };
-    (first..first + count).map(Rank)
+    let server = role.0.checked_sub(mesh.pp).map(|server| Rank(mesh.size() + server));
+    let stage = (server.is_none()).then(|| mesh.stage(role.0));
+    stage.into_iter().flatten().chain(server)
 }

@@ -66,7 +66,10 @@ fn bytes_moved(plan: &Plan, call: &Call, profile: &Profile) -> f64 {
         CollectiveKind::Broadcast
         | CollectiveKind::Gather
         | CollectiveKind::Reduce
-        | CollectiveKind::AllToAll => 2.0,
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Scatter
+        | CollectiveKind::SendRecv => 2.0,
+        CollectiveKind::Barrier => 0.0,
     };
     call.bytes().as_f64() * times
 }

@@ -157,10 +157,13 @@ impl<'a> Walk<'a> {
             CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast => {
                 call.elements()
             }
-            CollectiveKind::ReduceScatter | CollectiveKind::AllGather | CollectiveKind::Gather => {
-                call.elements() / u64::from(ranks.max(1))
+            CollectiveKind::ReduceScatter
+            | CollectiveKind::AllGather
+            | CollectiveKind::Gather
+            | CollectiveKind::Scatter => call.elements() / u64::from(ranks.max(1)),
+            CollectiveKind::AllToAll | CollectiveKind::SendRecv | CollectiveKind::Barrier => {
+                return None;
             }
-            CollectiveKind::AllToAll => return None,
         };
         let used = accumulate_kernel(AccumulateMode::Move, call.dtype, elements);
         // Done by the one thread that moves a rank's bytes.

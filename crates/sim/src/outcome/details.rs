@@ -2,6 +2,7 @@
 
 use super::bandwidth::{DimensionUse, bandwidth};
 use super::critical_path::{CriticalPath, critical_path};
+use super::layers::{ExchangeStat, LayerStat, layers};
 use super::limits::{Limits, limits};
 use super::memory::{MemoryCurve, memory};
 use super::{Outcome, RoleStats};
@@ -24,6 +25,10 @@ pub struct Details {
     pub bandwidth: Vec<DimensionUse>,
     /// Memory of a rank of each role over time.
     pub memory: Vec<MemoryCurve>,
+    /// Times by layer, in the layers' order.
+    pub layers: Vec<LayerStat>,
+    /// Exchanges by name, of every role.
+    pub exchanges: Vec<ExchangeStat>,
 }
 
 /// Inputs of a simulation, for repeating it with changes.
@@ -49,7 +54,10 @@ pub(crate) fn details(
 ) -> Result<Details, SimError> {
     let busy = |role: &RoleStats| role.compute + role.exposed;
     let busiest = outcome.roles.iter().map(busy).fold(Seconds::ZERO, Seconds::max);
+    let (layers, exchanges) = layers(context, timeline, outcome.iteration);
     Ok(Details {
+        layers,
+        exchanges,
         critical_path: critical_path(context.plan, timeline, &run.matches),
         limits: limits(context, run, busiest)?,
         bandwidth: bandwidth(context, outcome.iteration),

@@ -3,6 +3,8 @@
 mod bandwidth;
 mod critical_path;
 mod details;
+mod energy;
+mod layers;
 mod limits;
 mod memory;
 mod rank_groups;
@@ -13,6 +15,8 @@ pub use bandwidth::DimensionUse;
 pub use critical_path::{CriticalPath, PathPart, PathStep};
 pub use details::Details;
 pub(crate) use details::{SimContext, details};
+pub use energy::Energy;
+pub use layers::{ExchangeStat, LayerStat};
 pub use limits::Limits;
 pub use memory::{MemoryCurve, MemoryPoint};
 pub use rank_groups::{RankGroup, Slowest};
@@ -70,6 +74,9 @@ pub struct Outcome {
     pub mfu_full_attention: f64,
     /// Tokens per second divided by the number of ranks.
     pub tokens_per_s_per_device: f64,
+    /// Energy of all devices, if their power is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<Energy>,
     /// Ops of the slowest rank by kind, longest first.
     pub ops: Vec<OpStat>,
     /// Staleness of gradients over the simulated iterations, with asynchronous servers.
@@ -160,7 +167,9 @@ pub(crate) fn outcome(
             memory: program.memory,
         }
     });
+    let roles: Vec<RoleStats> = roles.collect();
     Outcome {
+        energy: energy::energy(plan, cluster, placement, &roles, iteration),
         iteration,
         warm_up: None,
         error_band: error_band(&options.profile, plan, cluster),
@@ -175,7 +184,7 @@ pub(crate) fn outcome(
         tokens_per_s_per_device: over(plan.strategy.tokens() as f64) / devices,
         ops,
         staleness: timeline.staleness(),
-        roles: roles.collect(),
+        roles,
         slowest: rank_groups::slowest(
             cluster,
             timeline.classes().get(timeline.representative(slowest)),

@@ -41,6 +41,11 @@ impl Account {
         Self { compute, communication: moving.measure(), exposed, idle, busy }
     }
 
+    /// Part of an interval in which the rank does not compute.
+    pub(super) fn exposed_within(&self, start: Seconds, end: Seconds) -> Seconds {
+        (end - start - self.busy.measure_within(start, end)).max(Seconds::ZERO)
+    }
+
     /// Ops of the rank by kind, longest first.
     pub(super) fn ops(&self, plan: &Plan, role: RoleId, timeline: &Timeline) -> Vec<OpStat> {
         let Some(program) = plan.programs.get(role.index()) else { return Vec::new() };
@@ -51,7 +56,7 @@ impl Account {
             let time = end - start;
             let kind = span_kind(plan, program, &node.op);
             let exposed = if kind.is_some_and(SpanKind::is_communication) {
-                (time - self.busy.measure_within(start, end)).max(Seconds::ZERO)
+                self.exposed_within(start, end)
             } else {
                 Seconds::ZERO
             };

@@ -98,6 +98,18 @@ mod tests {
         assert!((days - 34.0).abs() < 0.5, "{days}");
     }
 
+    /// Brown et al. (2020): 6 operations per parameter and token. One H100 takes about 150 years at its
+    /// peak in f32, and about 10 in bf16.
+    #[test]
+    fn gpt_3_takes_one_device_a_century_and_a_half() {
+        let device = crate::cluster::preset::get("dgx-h100").unwrap().device;
+        let model = paceline_plan::model::built_in::get("gpt3-175b").unwrap().unwrap();
+        let operations = 6.0 * model.parameters() as f64 * 300e9;
+        let years = |dtype| operations / device.rate(dtype).0 / (365.25 * 86_400.0);
+        assert!((years(paceline_plan::DType::F32) - 150.0).abs() < 3.0);
+        assert!((years(paceline_plan::DType::Bf16) - 10.0).abs() < 0.2);
+    }
+
     #[test]
     fn what_failures_take_is_paid_for() {
         let failures = Checkpointing {

@@ -89,7 +89,7 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
         OpKind::Outer(op) => forward_only(
             pass,
             plain(move |cpu, on, _| {
-                step::outer(&cpu.pool, op, on);
+                step::outer(&cpu.pool, op, cpu.pass.share, on);
             }),
         ),
     }

@@ -307,7 +307,7 @@ impl Cpu {
             routed: Routed::for_all(kinds, finishes_overflow(plan)),
             tables: TablesHeld::of(program, place),
             types,
-            pass: Pass { rate: 0.0, loss_scale: 1.0, watching: false },
+            pass: Pass { rate: 0.0, loss_scale: 1.0, watching: false, share: 1.0 },
             pool,
         }
     }

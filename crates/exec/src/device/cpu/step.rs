@@ -87,14 +87,14 @@ pub(crate) fn norm(sums: &[f32]) -> f32 {
     sums.iter().sum::<f32>().sqrt()
 }
 
-/// Computes an op of the outer step (local SGD).
-pub(crate) fn outer(pool: &Pool, op: OuterOp, on: &Operands<'_>) {
+/// Computes an op of the outer step (local SGD); `share` is the factor of this replica in the mean.
+pub(crate) fn outer(pool: &Pool, op: OuterOp, share: f32, on: &Operands<'_>) {
     match op {
         OuterOp::PseudoGradient => {
             let (weights, anchor) = (on.input::<f32>(0), on.input::<f32>(1));
             let moved = on.output::<f32>(0);
             pool.for_each_block(moved.len(), STRETCH, strips(moved, 1), |at, moved| {
-                outer_optimizer::pseudo_gradient(&weights[at.clone()], &anchor[at], moved);
+                outer_optimizer::pseudo_gradient(&weights[at.clone()], &anchor[at], share, moved);
             });
         }
         OuterOp::Step { replicas, rate, momentum } => {

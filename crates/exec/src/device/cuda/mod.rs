@@ -154,7 +154,7 @@ impl Device for Cuda {
             gpu,
             kernels: Arc::clone(kernels),
             element: element(types.activation),
-            pass: Pass { rate: 0.0, loss_scale: 1.0, watching: false },
+            pass: Pass { rate: 0.0, loss_scale: 1.0, watching: false, share: 1.0 },
             place,
             vocab,
             seq: positions.len(),

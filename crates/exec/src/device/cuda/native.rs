@@ -49,7 +49,15 @@ pub(super) fn join(
     let room = cuda.gpu.table(&room)?;
     let room = cuda.gpu.bytes_of_table(room);
     for ((group, lane), mut communicator) in join_groups(&mut world, plan, me)? {
-        let sends = |kind| matches!(kind, CollectiveKind::AllToAll | CollectiveKind::Gather);
+        let sends = |kind| {
+            matches!(
+                kind,
+                CollectiveKind::AllToAll
+                    | CollectiveKind::Gather
+                    | CollectiveKind::Scatter
+                    | CollectiveKind::SendRecv
+            )
+        };
         if calls().any(|call| call.group == group && sends(call.kind)) {
             communicator.connect(room, &queue)?;
         }

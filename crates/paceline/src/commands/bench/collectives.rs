@@ -35,7 +35,8 @@ use std::time::Duration;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
     /// Collectives, separated by commas: all_reduce, reduce_scatter, all_gather, broadcast, reduce,
-    /// gather or all_to_all [default: all_reduce]
+    /// gather, scatter, all_to_all, send_recv (every rank to the next) or barrier [default:
+    /// all_reduce]
     #[arg(long, value_name = "OP,…", help_heading = "Collectives")]
     op: Option<String>,
     /// Numbers of ranks, separated by commas [default: 2]
@@ -337,11 +338,13 @@ fn go_through(
                 note(me, flags, &format!("{kind} by {asked} is impossible among {world} ranks"));
                 continue;
             };
-            for &size in &request.sizes {
-                let size = if kind == CollectiveKind::AllToAll {
-                    size / 4 / world as usize * 4 * world as usize
-                } else {
-                    size
+            // A barrier has no size.
+            let sizes = if kind == CollectiveKind::Barrier { &[0][..] } else { &request.sizes };
+            for &size in sizes {
+                let size = match kind {
+                    CollectiveKind::AllToAll => size / 4 / world as usize * 4 * world as usize,
+                    CollectiveKind::Barrier => 0,
+                    _ => size,
                 };
                 let (order, reduction) = (request.order, Reduction::Sum);
                 let spec = CollectiveSpec { kind, algorithm, order, reduction, root: 0, block: 1 };
@@ -349,9 +352,8 @@ fn go_through(
                     Some(shared) => &mut shared[..size],
                     None => &mut private[..size],
                 };
-                let mut output =
-                    if kind == CollectiveKind::AllToAll { vec![0; size] } else { Vec::new() };
-                let output = (kind == CollectiveKind::AllToAll).then_some(&mut output[..]);
+                let mut output = if kind.has_output() { vec![0; size] } else { Vec::new() };
+                let output = kind.has_output().then_some(&mut output[..]);
                 let settings = (sequence, request.budget, TIMEOUT);
                 let measured = measure(transport, &spec, data, output, settings)?;
                 sequence += 8;

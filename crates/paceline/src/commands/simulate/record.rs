@@ -1,12 +1,14 @@
 //! A prediction as JSON.
 
-use crate::estimate::{Estimate, FailureEstimate};
+use crate::estimate::{EnergyEstimate, Estimate, FailureEstimate};
 use crate::output::Subject;
 use paceline_plan::staleness::Staleness;
 use paceline_plan::units::Bytes;
+use paceline_sim::network::PhaseLatency;
 use paceline_sim::training::TrainingCost;
 use paceline_sim::{
-    Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart, RankGroup, Slowest,
+    Details, DimensionUse, ExchangeStat, LayerStat, MemoryCurve, OpStat, Outcome, PathPart,
+    RankGroup, Slowest,
 };
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -49,6 +51,8 @@ pub(super) struct Record<'a> {
     rank_groups: Vec<Unequal<'a>>,
     #[serde(flatten)]
     details: Option<DetailsRecord<'a>>,
+    #[serde(flatten)]
+    energy: Option<EnergyRecord>,
     #[serde(skip_serializing_if = "Option::is_none")]
     training: Option<Training>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,7 +90,8 @@ impl<'a> Record<'a> {
             ops: outcome.ops.iter().map(Op::from).collect(),
             rank_groups: outcome.rank_groups.iter().map(Unequal::from).collect(),
             details: outcome.details.as_ref().map(|details| DetailsRecord::new(details, curves)),
-            training: estimate.cost.as_ref().map(Training::from),
+            energy: estimate.energy.as_ref().map(EnergyRecord::from),
+            training: estimate.cost.as_ref().map(|cost| Training::new(cost, estimate)),
             failures: estimate.failures.as_ref().map(Failures::from),
         }
     }
@@ -131,6 +136,8 @@ struct DetailsRecord<'a> {
     critical_path: Path<'a>,
     limits: Limits,
     bandwidth: Vec<Dimension<'a>>,
+    layers: Vec<Layer<'a>>,
+    exchanges: Vec<Exchange<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_over_time: Option<Vec<Curve<'a>>>,
 }
@@ -147,6 +154,8 @@ impl<'a> DetailsRecord<'a> {
                 homogeneous_s: limits.homogeneous.map(|even| even.0),
             },
             bandwidth: details.bandwidth.iter().map(Dimension::from).collect(),
+            layers: details.layers.iter().map(Layer::from).collect(),
+            exchanges: details.exchanges.iter().map(Exchange::from).collect(),
             memory_over_time: curves.then(|| details.memory.iter().map(Curve::from).collect()),
         }
     }
@@ -195,6 +204,60 @@ impl<'a> From<&'a DimensionUse> for Dimension<'a> {
     }
 }
 
+/// Times of one layer.
+#[derive(Serialize)]
+struct Layer<'a> {
+    name: &'a str,
+    role: &'a str,
+    forward_s: f64,
+    recompute_s: f64,
+    input_gradient_s: f64,
+    weight_gradient_s: f64,
+    communication_s: f64,
+    exposed_s: f64,
+}
+
+impl<'a> From<&'a LayerStat> for Layer<'a> {
+    fn from(layer: &'a LayerStat) -> Self {
+        Self {
+            name: &layer.name,
+            role: &layer.role,
+            forward_s: layer.forward.0,
+            recompute_s: layer.recompute.0,
+            input_gradient_s: layer.input_gradient.0,
+            weight_gradient_s: layer.weight_gradient.0,
+            communication_s: layer.communication.0,
+            exposed_s: layer.exposed.0,
+        }
+    }
+}
+
+/// Exchanges of one name.
+#[derive(Serialize)]
+struct Exchange<'a> {
+    name: &'a str,
+    role: &'a str,
+    count: u64,
+    bytes: u64,
+    time_s: f64,
+    exposed_s: f64,
+    phases: &'a [PhaseLatency],
+}
+
+impl<'a> From<&'a ExchangeStat> for Exchange<'a> {
+    fn from(exchange: &'a ExchangeStat) -> Self {
+        Self {
+            name: &exchange.name,
+            role: &exchange.role,
+            count: exchange.count,
+            bytes: exchange.bytes.0,
+            time_s: exchange.time.0,
+            exposed_s: exchange.exposed.0,
+            phases: &exchange.phases,
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Curve<'a> {
     role: &'a str,
@@ -215,6 +278,21 @@ impl<'a> From<&'a MemoryCurve> for Curve<'a> {
     }
 }
 
+/// Energy of an iteration.
+#[derive(Serialize)]
+struct EnergyRecord {
+    energy_j: f64,
+    mean_power_w: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    co2_g: Option<f64>,
+}
+
+impl From<&EnergyEstimate> for EnergyRecord {
+    fn from(energy: &EnergyEstimate) -> Self {
+        Self { energy_j: energy.joules, mean_power_w: energy.watts, co2_g: energy.co2_g }
+    }
+}
+
 #[derive(Serialize)]
 struct Training {
     tokens: u64,
@@ -223,11 +301,18 @@ struct Training {
     device_hours: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy_kwh: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    co2_kg: Option<f64>,
 }
 
-impl From<&TrainingCost> for Training {
-    fn from(cost: &TrainingCost) -> Self {
+impl Training {
+    fn new(cost: &TrainingCost, estimate: &Estimate) -> Self {
+        let energy = estimate.energy;
         Self {
+            energy_kwh: energy.and_then(|energy| energy.run_kwh),
+            co2_kg: energy.and_then(|energy| energy.run_co2_kg),
             tokens: cost.tokens,
             iterations: cost.iterations,
             wall_s: cost.wall.0,

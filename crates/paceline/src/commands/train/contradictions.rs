@@ -17,6 +17,15 @@ pub(super) fn refuse_contradictions(
         let (rank, last) = (slow.rank, plan.mesh.world() - 1);
         problems.add("--straggler", format!("there is no rank {rank}; the last one is {last}"));
     }
+    if let (Some(_), Some(plan)) = (training.federated, plan) {
+        if plan.strategy.local.is_none() {
+            let text = "clients make local steps before they are averaged; add --local-steps";
+            problems.add("--clients", text);
+        }
+        if plan.strategy.dp < 2 {
+            problems.add("--clients", "needs at least 2 replicas; use --dp 2 or more");
+        }
+    }
     if let (SavePolicy::Every(_), Some(plan)) = (&keeping.saving, plan)
         && plan.strategy.sync.is_async()
     {

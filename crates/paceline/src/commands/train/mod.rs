@@ -565,6 +565,7 @@ impl Job {
             seed: training.seed,
             data: self.data.source.clone(),
             distinct: training.distinct,
+            federated: training.federated,
             start: match (&self.keeping.resume, &self.keeping.init_from) {
                 (Some(resume), _) => Start::Checkpoint(Arc::clone(resume)),
                 (None, Some(from)) => Start::Pretrained(Arc::clone(from)),

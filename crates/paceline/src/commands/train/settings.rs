@@ -20,10 +20,12 @@ const TRANSIENT: [&str; 7] =
 const PATHS: [&str; 5] = ["data", "cluster", "init-from", "export-hf", "offload-dir"];
 
 /// Flags that alter the result in any summation order.
-const RESULT: [&str; 25] = [
+const RESULT: [&str; 27] = [
     "data",
     "tokenizer",
     "unique-samples",
+    "clients",
+    "client-fraction",
     "global-batch",
     "micro-batch",
     "seq",

@@ -20,6 +20,21 @@ fn formulas(pattern: &Pattern, n: u64) -> [u64; 5] {
             [others, part, part, 0, 1]
         }
         (Algorithm::Ring, Broadcast | Reduce) => [chain, n, n, 0, 1],
+        (Algorithm::Ring, Scatter) => [others, part, part, 0, 1],
+        (_, Barrier) => {
+            let rounds = match pattern.algorithm() {
+                Algorithm::Ring => others,
+                Algorithm::Bruck => s + sigma,
+                _ => 1,
+            };
+            let fan_in = if pattern.algorithm() == Algorithm::Direct { others } else { 1 };
+            [rounds, 0, 0, 0, fan_in]
+        }
+        (Algorithm::Ring, SendRecv) => unreachable!(),
+        (Algorithm::Direct, SendRecv) => [1, n, n, 0, 1],
+        (Algorithm::SharedMemory, SendRecv) => [1, 0, 0, n, 1],
+        (Algorithm::Direct, Scatter) => [1, part, n / ranks, 0, 1],
+        (Algorithm::SharedMemory, Scatter) => [1, 0, 0, n / ranks, 1],
         (Algorithm::MultiRing { rings }, kind) => {
             let room = match rings.host().filter(|&host| u64::from(host) < ranks) {
                 _ if !rings.orders().is_empty() => 2 * rings.orders().len() as u64,
@@ -33,7 +48,7 @@ fn formulas(pattern: &Pattern, n: u64) -> [u64; 5] {
                 AllReduce => [2 * others, 2 * part, 2 * part, 0, orders],
                 ReduceScatter | AllGather => [others, part, part, 0, orders],
                 Broadcast | Reduce => [chain, n, n, 0, orders],
-                Gather | AllToAll => unreachable!(),
+                _ => unreachable!(),
             }
         }
         (Algorithm::HalvingDoubling, AllReduce) => {
@@ -85,11 +100,12 @@ fn formulas(pattern: &Pattern, n: u64) -> [u64; 5] {
                 AllReduce => [2, busy, busy, 0, others],
                 Reduce => [rounds, n, busy, 0, others],
                 Broadcast => [rounds, busy, n, 0, k.min(others)],
-                ReduceScatter | AllGather | Gather | AllToAll => unreachable!(),
+                _ => unreachable!(),
             }
         }
-        (Algorithm::Naive, _) => [others, n * others, n * others, 0, 1],
-        (Algorithm::Overlapped, _) => [1, n * others, n * others, 0, others],
+        (Algorithm::Naive, _) => [ranks * others, n * others, n * others, 0, 1],
+        (Algorithm::Overlapped, _) => [others, n * others, n * others, 0, 1],
+        (Algorithm::OneShot, _) => [1, n * others, n * others, 0, others],
         (Algorithm::Partitioned, AllReduce) => [2 * others, 2 * part, 2 * part, 0, 1],
         (Algorithm::Partitioned, _) => [others, part, part, 0, 1],
         (Algorithm::Torus { shape }, kind) => {
@@ -97,12 +113,68 @@ fn formulas(pattern: &Pattern, n: u64) -> [u64; 5] {
             let ways = 1 + u64::from(kind == AllReduce);
             [ways * d, ways * part, ways * part, 0, 1]
         }
+        (Algorithm::PerAxis { shape }, _) => {
+            let d = shape.sizes().map(|size| u64::from(size) - 1).sum::<u64>();
+            let bytes = shape.sizes().map(|size| 2 * n * u64::from(size - 1) / u64::from(size));
+            let bytes = bytes.sum::<u64>();
+            [2 * d, bytes, bytes, 0, 1]
+        }
         (Algorithm::InNetwork, AllReduce) => [1, n, n, 0, 1],
         (Algorithm::InNetwork, ReduceScatter) => [1, n, n / ranks, 0, 1],
         (Algorithm::InNetwork, AllGather) => [1, n / ranks, part, 0, 1],
         (Algorithm::InNetwork, _) => [1, n, n, 0, 1],
         // The others are checked where they are defined.
         _ => counted(pattern, n),
+    }
+}
+
+/// The textbook's table of all-reduces: rounds, peak bytes at one rank in one round, fan-in.
+#[test]
+fn all_reduces_grow_as_the_textbook_says() {
+    for ranks in 2..=17u32 {
+        let (p, n) = (u64::from(ranks), 240 * u64::from(ranks));
+        let of = |algorithm| {
+            let pattern = pattern(AllReduce, algorithm, ranks);
+            let counts = pattern.counts(Bytes(n));
+            let peak = counts.bytes_in_per_round_max.max(counts.bytes_out_per_round_max).0;
+            let total = pattern.total_bytes(Bytes(n)).0;
+            [u64::from(counts.rounds), peak, u64::from(counts.fan_in_max), total]
+        };
+        let others = p - 1;
+        // Parameter server: O(1) rounds, O(N·P) bytes and O(P) messages at the server.
+        let server = Algorithm::ParameterServer { servers: 1 };
+        assert_eq!(of(server), [2, n * others, others, 2 * n * others]);
+        let sharded = Algorithm::ParameterServer { servers: ranks };
+        assert_eq!(of(sharded), [2, n / p * others, others, 2 * n * others]);
+        // Decentralised: whole vectors between all pairs, in turn, one at a time, or at once.
+        assert_eq!(of(Algorithm::Naive), [p * others, n, 1, n * p * others]);
+        assert_eq!(of(Algorithm::Overlapped), [others, n, 1, n * p * others]);
+        assert_eq!(of(Algorithm::OneShot), [1, n * others, others, n * p * others]);
+        // Split vectors: 2(P−1) rounds of one part of N/P bytes.
+        assert_eq!(of(Algorithm::Partitioned), [2 * others, n / p, 1, 2 * n * others]);
+        assert_eq!(of(Algorithm::Ring), [2 * others, n / p, 1, 2 * n * others]);
+    }
+}
+
+/// In no round does a rank receive two messages, and all messages of a turn are of one rank.
+#[test]
+fn naive_ranks_take_turns_and_overlapped_ones_do_not_wait() {
+    for ranks in 2..=17 {
+        for (algorithm, at_once) in
+            [(Algorithm::Naive, 1), (Algorithm::Overlapped, ranks), (Algorithm::OneShot, u32::MAX)]
+        {
+            let pattern = pattern(AllReduce, algorithm, ranks);
+            let mut senders = vec![0; pattern.rounds() as usize];
+            for rank in 0..ranks {
+                for step in pattern.steps(rank) {
+                    if let Action::Send { .. } = step.action {
+                        senders[step.round as usize] += 1;
+                    }
+                }
+            }
+            let wanted = at_once.min(ranks * (ranks - 1));
+            assert!(senders.iter().all(|&found| found == wanted), "{algorithm}: {senders:?}");
+        }
     }
 }
 
@@ -155,7 +227,9 @@ fn check_costs_of_levels(pattern: &Pattern, inner: Algorithm) {
     let (inside, across) = pattern.levels().unwrap();
     let host = inside.ranks();
     let crossing = match (pattern.kind(), inner) {
-        (Broadcast | Reduce, _) | (_, Algorithm::Naive | Algorithm::Overlapped) => 1,
+        (Broadcast | Reduce, _) => 1,
+        (_, Algorithm::Naive | Algorithm::Overlapped | Algorithm::OneShot) => 1,
+        (_, Algorithm::PerAxis { .. }) => 1,
         _ if host == 1 => 1,
         (_, Algorithm::HalvingDoubling) => halving_doubling::core(host),
         (_, Algorithm::ParameterServer { servers }) => servers,
@@ -236,6 +310,7 @@ fn canonical_sums_hold_what_is_documented() {
     assert_eq!(held(AllReduce, Algorithm::Tree), 0);
     assert_eq!(held(AllReduce, Algorithm::SharedMemory), 0);
     assert_eq!(held(AllReduce, Algorithm::Overlapped), 7 * 1600);
+    assert_eq!(held(AllReduce, Algorithm::OneShot), 7 * 1600);
     assert_eq!(held(AllReduce, Algorithm::Partitioned), 1400);
     assert_eq!(held(AllReduce, hierarchical(Algorithm::Direct, Algorithm::Direct, 2)), 800);
     let naive = pattern(AllReduce, Algorithm::Naive, 8);

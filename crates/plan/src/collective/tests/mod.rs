@@ -2,7 +2,10 @@
 
 use super::symbolic::{self, Problem};
 use super::*;
-use CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter};
+use CollectiveKind::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
+    SendRecv,
+};
 
 mod costs;
 
@@ -45,9 +48,9 @@ fn levels(ranks: u32) -> Vec<Algorithm> {
     all.extend((2..=ranks).map(|servers| Algorithm::ParameterServer { servers }));
     for a in divisors(ranks) {
         let shapes = divisors(ranks / a).map(|b| [a, b, ranks / a / b]);
-        all.extend(
-            shapes.map(|sizes| Algorithm::Torus { shape: TorusShape::new(&sizes).unwrap() }),
-        );
+        let shapes = shapes.map(|sizes| TorusShape::new(&sizes).unwrap());
+        all.extend(shapes.clone().map(|shape| Algorithm::Torus { shape }));
+        all.extend(shapes.map(|shape| Algorithm::PerAxis { shape }));
     }
     all
 }
@@ -112,6 +115,31 @@ fn root_matters(pattern: &Pattern) -> bool {
     pattern.kind().has_root()
         || servers
         || levels.is_some_and(|(inner, outer)| root_matters(&inner) || root_matters(&outer))
+}
+
+/// After a barrier every rank has heard, directly or not, that every other has begun.
+#[test]
+fn barriers_tell_every_rank_of_every_other() {
+    use std::collections::BTreeSet;
+    for ranks in 1..=33u32 {
+        let all: BTreeSet<u32> = (0..ranks).collect();
+        for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::Bruck, Algorithm::Auto] {
+            let pattern = pattern(Barrier, algorithm, ranks);
+            let programs: Vec<Vec<Step>> = (0..ranks).map(|me| pattern.steps(me)).collect();
+            let mut known: Vec<BTreeSet<u32>> = (0..ranks).map(|me| BTreeSet::from([me])).collect();
+            for round in 0..pattern.rounds() {
+                let before = known.clone();
+                for (me, program) in programs.iter().enumerate() {
+                    for step in program.iter().filter(|step| step.round == round) {
+                        if let Action::Recv { from, .. } = step.action {
+                            known[me].extend(&before[from as usize]);
+                        }
+                    }
+                }
+            }
+            assert!(known.iter().all(|known| *known == all), "{pattern:?}");
+        }
+    }
 }
 
 #[test]
@@ -251,7 +279,7 @@ fn refusals_name_what_would_work() {
     assert_eq!(
         message(AllReduce, Algorithm::Ring, SummationOrder::Canonical),
         "ring does not support all_reduce of 6 ranks in canonical order; use one of tree, direct, \
-         shared-memory, ps, naive, overlapped, partitioned"
+         shared-memory, ps, naive, overlapped, one-shot, partitioned"
     );
     let able = "does not support all_gather; use one of ring, multi-ring:2, halving-doubling, direct, \
                 shared-memory, partitioned";

@@ -143,6 +143,7 @@ impl Draw {
             Algorithm::ParameterServer { servers },
             Algorithm::Naive,
             Algorithm::Overlapped,
+            Algorithm::OneShot,
             Algorithm::Partitioned,
             Algorithm::Torus { shape },
             hierarchical,
@@ -160,6 +161,7 @@ impl Draw {
             cp: self.short(),
             ep: self.short(),
             etp: self.short(),
+            axis_order: self.pick(&["tp", "dp", "pp-tp", "cp-dp-tp"]).parse().unwrap(),
             sp: self.flag(),
             zero: self.pick(&[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters]),
             schedule: self.pick(&[
@@ -504,9 +506,11 @@ impl Draw {
     }
 
     pub(super) fn plan(&mut self) -> Plan {
+        let strategy = self.strategy();
+        let order = strategy.axis_order;
         Plan {
             model: self.name(),
-            strategy: self.strategy(),
+            strategy,
             mesh: Mesh {
                 pp: self.short(),
                 dp: self.short(),
@@ -515,6 +519,7 @@ impl Draw {
                 ep: self.short(),
                 etp: self.short(),
                 servers: self.short(),
+                order,
             },
             groups: self.list(Self::group),
             templates: self.list(Self::template),

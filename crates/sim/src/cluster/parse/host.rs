@@ -1,19 +1,21 @@
 //! Parser for `[host]`: connection of a host's devices to the fabric.
 
-use super::reader::{Reader, boolean, count, measured, text, whole};
+use super::reader::{Reader, boolean, count, measured, share, text, whole};
 use crate::cluster::host::CORE_BANDWIDTH;
 use crate::cluster::quantity::{RATE, TIME};
-use crate::cluster::{Cluster, DimensionKind, HostPorts, Protocol};
+use crate::cluster::{Cluster, Control, DimensionKind, HostPorts, Protocol};
 use paceline_plan::located::{Section, Value};
 use paceline_plan::units::{BytesPerSec, Seconds};
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 15] = [
     "dimension",
     "nics",
     "nic_bandwidth",
+    "efficiency",
     "protocol",
     "mtu",
     "message_overhead",
+    "control",
     "gpudirect",
     "pcie_bandwidth",
     "devices_per_switch",
@@ -65,6 +67,7 @@ impl Reader {
         let dimension = self.dimension_named(section, cluster);
         let nics = self.errors.required(section, "nics", "4", count);
         let nic_bandwidth = self.quantity(section, "nic_bandwidth", &RATE);
+        let efficiency = self.errors.given(section, "efficiency", "0.93", share);
         let protocol =
             self.errors.optional(section, "protocol", "\"tcp\"", protocol, Protocol::Rdma)?;
         let packet = |value: &Value| whole(value, 256, 65536);
@@ -77,7 +80,11 @@ impl Reader {
             time,
             protocol.message_overhead(),
         );
-        let direct = protocol == Protocol::Rdma;
+        let direct = protocol.reaches_devices();
+        let control = match section.get("control") {
+            None => Some(protocol.control()),
+            Some(_) => self.errors.given(section, "control", "\"gpu\"", control),
+        };
         let gpudirect = self.errors.optional(section, "gpudirect", "true", boolean, direct);
         let rate = |value: &Value| measured(value, &RATE).map(BytesPerSec);
         let pcie = self.errors.given(section, "pcie_bandwidth", RATE.example, rate);
@@ -93,13 +100,22 @@ impl Reader {
             self.errors.add(section.line_of("gpudirect"), what, remedy);
             return None;
         }
+        if gpudirect == Some(false) && control == Some(Some(Control::Gpu)) {
+            let what = "[host] has control by the GPU with gpudirect = false";
+            let remedy = "cores move staged data: use control = \"cpu\" or gpudirect = true";
+            let key = if section.get("control").is_some() { "control" } else { "protocol" };
+            self.errors.add(section.line_of(key), what, remedy);
+            return None;
+        }
         Some(HostPorts {
             dimension: dimension?,
             nics: nics?,
             nic_bandwidth: BytesPerSec(nic_bandwidth?),
+            efficiency: efficiency?,
             protocol,
             mtu: mtu?,
             message_overhead: message_overhead?,
+            control: control?,
             gpudirect: gpudirect?,
             pcie_bandwidth: pcie?,
             devices_per_switch: behind?,
@@ -114,5 +130,12 @@ impl Reader {
 fn protocol(value: &Value) -> Result<Protocol, String> {
     let word = text(value)?;
     let known = Protocol::ALL.into_iter().find(|protocol| protocol.name() == word);
-    known.ok_or_else(|| "there is no such protocol (known: tcp, rdma)".into())
+    known
+        .ok_or_else(|| "there is no such protocol (known: tcp, rdma, gpudirect-async, 1rma)".into())
+}
+
+fn control(value: &Value) -> Result<Control, String> {
+    let word = text(value)?;
+    let known = Control::ALL.into_iter().find(|control| control.name() == word);
+    known.ok_or_else(|| "there is no such control plane (known: cpu, gpu)".into())
 }

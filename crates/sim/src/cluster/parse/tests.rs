@@ -169,7 +169,13 @@ fn every_wrong_host_is_told() {
             "devices_per_switch = 3",
             "make devices_per_switch a divisor of 4",
         ),
-        ("\"tcp\"", "\"udp\"", "there is no such protocol (known: tcp, rdma)"),
+        (
+            "\"tcp\"",
+            "\"udp\"",
+            "there is no such protocol (known: tcp, rdma, gpudirect-async, 1rma)",
+        ),
+        ("cores = 4", "control = \"gpu\"", "[host] has control by the GPU with gpudirect = false"),
+        ("cores = 4", "control = \"nic\"", "there is no such control plane (known: cpu, gpu)"),
         ("\"tcp\"", "\"tcp\"\ngpudirect = true", "the kernel's TCP goes through host memory"),
         ("\"infiniband\"", "\"fabric\"", "[host] names the dimension 'fabric', and there is none"),
         ("nic_bandwidth = \"100 Gbit/s\"", "", "[host] has no nic_bandwidth"),
@@ -451,8 +457,9 @@ fn device() -> impl Strategy<Value = Device> {
         proptest::option::of(0u32..9),
     );
     let stores = (proptest::option::of(rate(1e18)), proptest::option::of(rate(1e18)));
-    let all = (name(), peaks, numbers, units, stores);
-    all.prop_map(|(name, (f32, tf32, fp8), numbers, units, (host, disk))| {
+    let powers = (proptest::option::of(1.0..1e5), proptest::option::of(1.0..1e3));
+    let all = (name(), peaks, numbers, units, (stores, powers));
+    all.prop_map(|(name, (f32, tf32, fp8), numbers, units, ((host, disk), (power, idle_power)))| {
         let (max_efficiency, memory_efficiency, memory, bandwidth, launch) = numbers;
         let (sustained_efficiency, legacy_mma_efficiency, multiprocessors, ..) = units;
         let (.., systolic_width, sparse, copy_engines) = units;
@@ -464,6 +471,7 @@ fn device() -> impl Strategy<Value = Device> {
             legacy_mma_efficiency,
             multiprocessors,
             systolic_width,
+            systolic_arrays: systolic_width.map_or(1, |width| width % 9 + 1),
             sparse_speedup: sparse,
             memory: Bytes(memory),
             memory_bandwidth: BytesPerSec(bandwidth),
@@ -472,6 +480,8 @@ fn device() -> impl Strategy<Value = Device> {
             copy_engines,
             host_bandwidth: host.map(BytesPerSec),
             disk_bandwidth: disk.map(BytesPerSec),
+            power,
+            idle_power,
         }
     })
 }

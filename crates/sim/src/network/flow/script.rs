@@ -387,7 +387,7 @@ mod tests {
             kind in proptest::sample::select(CollectiveKind::ALL.to_vec()),
             algorithm in proptest::sample::select(vec![
                 "ring", "halving-doubling", "direct", "ps:2", "tree", "multi-ring:2", "shared-memory",
-                "hierarchical:ring:ring/2", "partitioned", "naive", "overlapped"
+                "hierarchical:ring:ring/2", "partitioned", "naive", "overlapped", "one-shot"
             ]),
             ranks in 1u32..20,
             root in 0u32..20,

@@ -41,9 +41,13 @@ pub struct Nccl<'c> {
 impl<'c> Nccl<'c> {
     /// Creates the NCCL model of a cluster; `None` if its devices are not GPUs.
     ///
-    /// GPUs are recognised by their f16 matrix units, which neither CPUs nor TPUs have.
+    /// GPUs are recognised by their f16 matrix units, which neither CPUs nor TPUs have, and which are
+    /// not systolic arrays.
     pub fn new(cluster: &'c Cluster) -> Option<Self> {
         cluster.device.peak.f16?;
+        if cluster.device.systolic_width.is_some() {
+            return None;
+        }
         Some(Self { cluster, steps: Analytic::new(cluster) })
     }
 
@@ -126,7 +130,11 @@ const fn has_rings(kind: CollectiveKind) -> bool {
         | CollectiveKind::AllGather
         | CollectiveKind::Broadcast
         | CollectiveKind::Reduce => true,
-        CollectiveKind::Gather | CollectiveKind::AllToAll => false,
+        CollectiveKind::Gather
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Scatter
+        | CollectiveKind::SendRecv
+        | CollectiveKind::Barrier => false,
     }
 }
 

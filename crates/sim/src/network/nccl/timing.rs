@@ -78,7 +78,10 @@ impl Job<'_> {
             CollectiveKind::Broadcast
             | CollectiveKind::Reduce
             | CollectiveKind::Gather
-            | CollectiveKind::AllToAll => (others, far, 1.0),
+            | CollectiveKind::AllToAll
+            | CollectiveKind::Scatter
+            | CollectiveKind::SendRecv
+            | CollectiveKind::Barrier => (others, far, 1.0),
         };
         let reduces = self.kind == CollectiveKind::AllReduce || self.kind == CollectiveKind::Reduce;
         let links = self.topology.ring_rate();
