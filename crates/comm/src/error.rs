@@ -35,6 +35,15 @@ pub enum CommError {
         /// Duration of its silence when it was declared lost.
         silent: Duration,
     },
+    /// Bytes changed between two ranks, or between a rank and the rendezvous server.
+    #[error(
+        "{way} were altered on the way: an authentication tag is wrong, so that something between \
+         them changes what they send"
+    )]
+    Altered {
+        /// The messages, their sender and their receiver.
+        way: String,
+    },
     /// The job could not start, or lost its coordination; no single rank is at fault.
     #[error("{problem}")]
     Job {

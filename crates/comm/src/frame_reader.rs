@@ -3,17 +3,18 @@
 
 use crate::error::CommError;
 use crate::mailbox::{Mailbox, QueuedMessage};
+use crate::session::Altered;
 use crate::transport::{Header, MessageChunk, MessageSink, RecvStatus};
 use crate::wire::{self, Frame, GRAIN, HEAD, WireError, padded};
 
 /// Ordered, lossless byte source.
 pub(crate) trait Source {
     /// Takes a frame head, if all of it has arrived.
-    fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError>;
+    fn head(&mut self) -> Result<Option<[u8; HEAD]>, StreamError>;
 
     /// Returns contiguous bytes that have arrived: at least [`GRAIN`] bytes or the number `wanted`,
     /// if that many have arrived.
-    fn peek(&mut self, wanted: usize) -> Result<&[u8], CommError>;
+    fn peek(&mut self, wanted: usize) -> Result<&[u8], StreamError>;
 
     /// Releases bytes that were peeked at.
     fn consume(&mut self, bytes: usize);
@@ -82,8 +83,16 @@ impl Current {
 pub(crate) enum StreamError {
     /// The bytes received are not a valid frame.
     Wire(WireError),
+    /// The bytes received are not those sent.
+    Altered,
     /// The source or the message sink failed.
     Comm(CommError),
+}
+
+impl From<Altered> for StreamError {
+    fn from(_: Altered) -> Self {
+        Self::Altered
+    }
 }
 
 impl From<CommError> for StreamError {
@@ -256,7 +265,7 @@ struct Bytes<'b> {
 }
 
 impl Source for Bytes<'_> {
-    fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError> {
+    fn head(&mut self) -> Result<Option<[u8; HEAD]>, StreamError> {
         let head = self.bytes[..self.there].first_chunk().copied();
         if head.is_some() {
             self.consume(HEAD);
@@ -264,7 +273,7 @@ impl Source for Bytes<'_> {
         Ok(head)
     }
 
-    fn peek(&mut self, _wanted: usize) -> Result<&[u8], CommError> {
+    fn peek(&mut self, _wanted: usize) -> Result<&[u8], StreamError> {
         Ok(&self.bytes[..self.there])
     }
 

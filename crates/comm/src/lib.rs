@@ -26,10 +26,12 @@ pub mod point;
 mod recorder;
 pub mod rendezvous;
 mod secret;
+mod session;
 mod shared_memory;
 mod shm;
 pub mod steps;
 pub mod transport;
+mod vector;
 pub mod wire;
 
 pub use barrier::Barrier;
@@ -44,3 +46,4 @@ pub use transport::{
     Header, LocalWorld, MessageChunk, MessageSink, Progress, Purpose, RecvStatus, Tag, Transport,
     TransportKind, Wait, Waker, ZeroCopy, finish, process, thread,
 };
+pub use vector::Vector;

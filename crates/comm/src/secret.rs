@@ -3,12 +3,12 @@
 //! Each side of a connection sends a fresh random nonce. It proves that it knows the secret by an
 //! HMAC-SHA256 (RFC 2104, FIPS 180-4) over the other side's nonce. The secret itself is never sent,
 //! and a recorded proof is worthless for another connection. Each side's proof has its own label,
-//! so that neither can be replayed to its author. Data after the handshake is not signed; a hostile
-//! network needs a tunnel.
+//! so that neither can be replayed to its author. The keys of what follows are derived from the
+//! secret and both nonces, in [`session`](crate::session).
 
 use crate::error::CommError;
-use hmac::{Hmac, Mac};
-use sha2::Sha256;
+use crate::session::expand;
+use ring::{hkdf, hmac};
 use std::fmt;
 
 /// Bytes of a nonce and of a proof.
@@ -21,8 +21,7 @@ pub struct Secret(String);
 impl Secret {
     /// Creates a new secret, for a launcher to pass to the ranks it starts.
     pub fn random() -> Result<Self, CommError> {
-        let bytes = nonce()?;
-        Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+        Ok(Self::from_bytes(&nonce()?))
     }
 
     /// Parses a secret from a file or variable; rejects short ones, which could be guessed.
@@ -45,26 +44,45 @@ impl Secret {
         &self.0
     }
 
+    /// Secret that only holders of this one can derive, for the use and the context named.
+    pub(crate) fn derive(&self, label: &str, context: &[u8]) -> Self {
+        Self::from_bytes(&expand(&self.extract(context), label.as_bytes()))
+    }
+
+    /// Extracts randomness for keys (HKDF, RFC 5869) with the salt of a connection or a job.
+    pub(crate) fn extract(&self, salt: &[u8]) -> hkdf::Prk {
+        hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(self.0.as_bytes())
+    }
+
     /// Computes the proof for a label and the exchanged data.
     pub(crate) fn prove(&self, label: &str, said: &[&[u8]]) -> [u8; PROOF] {
-        self.mac(label, said).finalize().into_bytes().into()
+        let mut proof = [0; PROOF];
+        proof.copy_from_slice(hmac::sign(&self.key(), &message(label, said)).as_ref());
+        proof
     }
 
     /// Returns true if a proof is correct, in constant time.
     pub(crate) fn verify(&self, label: &str, said: &[&[u8]], proof: &[u8]) -> bool {
-        self.mac(label, said).verify_slice(proof).is_ok()
+        hmac::verify(&self.key(), &message(label, said), proof).is_ok()
     }
 
-    fn mac(&self, label: &str, said: &[&[u8]]) -> Hmac<Sha256> {
-        // HMAC takes keys of any length; the type does not express that.
-        let mut mac = Hmac::<Sha256>::new_from_slice(self.0.as_bytes())
-            .unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));
-        for part in [label.as_bytes()].iter().chain(said) {
-            mac.update(&(part.len() as u64).to_le_bytes());
-            mac.update(part);
-        }
-        mac
+    fn key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, self.0.as_bytes())
     }
+
+    fn from_bytes(bytes: &[u8; PROOF]) -> Self {
+        Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+/// Encodes a label and data, each with its length, so that the division counts.
+fn message(label: &str, said: &[&[u8]]) -> Vec<u8> {
+    let mut message = Vec::new();
+    for part in [label.as_bytes()].iter().chain(said) {
+        message.extend((part.len() as u64).to_le_bytes());
+        message.extend_from_slice(part);
+    }
+    message
 }
 
 impl fmt::Debug for Secret {
@@ -98,10 +116,9 @@ mod tests {
     #[test]
     fn hmac_is_the_one_of_rfc_4231() {
         // Test case 2: the HMAC under the proofs, without our label and lengths.
-        let mut mac = Hmac::<Sha256>::new_from_slice(b"Jefe").unwrap();
-        mac.update(b"what do ya want for nothing?");
-        let hex: String =
-            mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = hmac::Key::new(hmac::HMAC_SHA256, b"Jefe");
+        let proof = hmac::sign(&key, b"what do ya want for nothing?");
+        let hex: String = proof.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
     }
 
@@ -114,6 +131,9 @@ mod tests {
         assert!(!secret.verify("client", &[b"a", b"bc"], &proof), "the division counts");
         assert!(!secret.verify("client", &[b"ab", b"c"], &proof[..31]));
         let other = Secret::from_text("another secret, of the same job").unwrap();
+        assert_ne!(secret.derive("data", b"job 1"), secret.derive("data", b"job 2"));
+        assert_ne!(secret.derive("data", b"job 1"), secret.derive("other", b"job 1"));
+        assert_eq!(secret.derive("data", b"job 1"), secret.clone().derive("data", b"job 1"));
         assert!(!other.verify("client", &[b"ab", b"c"], &proof));
     }
 

@@ -59,9 +59,16 @@ impl Lent {
     }
 
     /// The bytes, in order, as contiguous pieces.
-    pub(crate) fn pieces(&self) -> Pieces<&[u8]> {
+    ///
+    /// # Safety
+    ///
+    /// The lender must not have been told that this rank is done with bytes in place: as long as the
+    /// result is used, they must stay unchanged.
+    #[expect(unsafe_code, reason = "the caller keeps the protocol of loans")]
+    pub(crate) unsafe fn pieces(&self) -> Pieces<&[u8]> {
         match self {
-            Self::InPlace(window) => window.pieces(),
+            // SAFETY: the caller guarantees it.
+            Self::InPlace(window) => unsafe { window.pieces() },
             Self::Copied(copy) => smallvec![copy.as_slice()],
         }
     }

@@ -4,7 +4,7 @@
 
 use paceline_comm::process::{ProcessOptions, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
-use paceline_comm::{CommError, Tag, Transport};
+use paceline_comm::{CommError, Secret, Tag, Transport, TransportKind};
 use paceline_plan::ids::Rank;
 use ranks::{HEARTBEAT_TIMEOUT, HERE, Processes, options, rendezvous, secret, train};
 use std::io::Write;
@@ -98,6 +98,45 @@ fn strangers_at_the_door_change_nothing() {
     assert!(matches!(rendezvous.join(), Err(CommError::PeerLost { rank: Rank(1), .. })));
 }
 
+#[test]
+fn a_thousand_half_open_connections_and_a_wrong_secret_change_nothing() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let most = limit.maximum.unwrap_or(4096).saturating_sub(300) as usize;
+    let rendezvous = rendezvous(3);
+    let at = rendezvous.address();
+    let crowd = (0..most.min(1000)).filter_map(|i| {
+        let mut stream = TcpStream::connect(at).ok()?;
+        let bytes = (0..i as u32 % 100).map(|byte| (byte * 167 + i as u32) as u8);
+        let _ = stream.write_all(&bytes.collect::<Vec<_>>());
+        Some(stream)
+    });
+    let crowd: Vec<_> = crowd.collect();
+    assert_eq!(crowd.len(), most.min(1000));
+    let outcomes = std::thread::scope(|scope| {
+        let stranger = scope.spawn(move || {
+            let mut options = options("tcp", 1, 3, at);
+            options.secret = Secret::from_text("not the secret of these tests").unwrap();
+            connect(&options).map(drop).unwrap_err().to_string()
+        });
+        let rank = |rank| {
+            scope.spawn(move || {
+                let mut transport = connect(&options("tcp", rank, 3, at))?;
+                train(&mut transport, 5)
+            })
+        };
+        let ranks: Vec<_> = (0..3).map(rank).collect();
+        let outcomes = ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>();
+        let told = stranger.join().unwrap();
+        let known = ["does not know the secret", "cannot connect", "ended the handshake"];
+        assert!(known.iter().any(|known| told.contains(known)), "{told}");
+        outcomes
+    });
+    assert_eq!((outcomes, rendezvous.join()), (vec![Ok(()); 3], Ok(())));
+    drop(crowd);
+}
+
 /// Runs all ranks in one process; sufficient if no rank has to die.
 fn together<R: Send>(
     world: u32,
@@ -140,6 +179,27 @@ fn ranks_with_different_plans_do_not_start() {
     let text = cause.to_string();
     assert!(text.starts_with("ranks disagree about the plan: rank "), "{text}");
     assert!(text.contains("'9f3c'") && text.contains("'a001'"), "{text}");
+}
+
+#[test]
+fn ranks_with_different_connections_do_not_start() {
+    type Change = fn(&mut ProcessOptions);
+    let changes: [(&str, Change); 4] = [
+        ("transport", |options| options.transport = TransportKind::Tcp),
+        ("encryption of messages", |options| options.encrypt = true),
+        ("number of connections between two ranks", |options| options.connections = 3),
+        ("bytes of a shared-memory ring", |options| options.ring = 8192),
+    ];
+    for (name, change) in changes {
+        let change = |options: &mut ProcessOptions| {
+            if options.rank == Rank(1) {
+                change(options);
+            }
+        };
+        let (_, cause) = together(2, change, |transport| transport.map(drop).unwrap_err());
+        let text = cause.unwrap_err().to_string();
+        assert!(text.starts_with(&format!("ranks disagree about the {name}: rank ")), "{text}");
+    }
 }
 
 #[test]

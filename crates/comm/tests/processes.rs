@@ -6,7 +6,7 @@
 use paceline_comm::process::{ProcessOptions, ProcessTransport, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::steps::{CollectiveSpec, run_bytes};
-use paceline_comm::{CommError, Secret, Tag, Transport, TransportKind, thread};
+use paceline_comm::{CommError, Secret, Tag, Transport, TransportKind, Vector, thread};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder, resolve};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
@@ -63,6 +63,10 @@ fn a_rank() {
         "tcp" | "large-tcp" | "late" => {
             (options.transport, options.connections) = (TransportKind::Tcp, 2)
         }
+        "encrypted" | "large-encrypted" => {
+            (options.transport, options.connections) = (TransportKind::Tcp, 2);
+            options.encrypt = true;
+        }
         // Three hosts, by name only.
         _ => options.host = Some(format!("host-{}", rank.0 % 3)),
     }
@@ -70,7 +74,9 @@ fn a_rank() {
     let digest = match wires {
         "read" => read_in_place(&mut transport),
         "read-auto" => refuse_to_read_between_hosts(&mut transport),
-        "large-shm" | "large-tcp" | "large-auto" => reference::large(&mut transport),
+        "large-shm" | "large-tcp" | "large-encrypted" | "large-auto" => {
+            reference::large(&mut transport)
+        }
         "late" => overwrite_at_once(&mut transport),
         _ => reference::product(&mut transport, thinning(wires)),
     };
@@ -123,16 +129,17 @@ fn refuse_to_read_between_hosts(transport: &mut ProcessTransport) -> u64 {
 
 /// Runs every collective with shared-memory, on vectors in shared memory and in private memory.
 fn read_in_place(transport: &mut ProcessTransport) -> u64 {
+    let ranks = transport.world();
+    let mut shared = Vector::new(transport, 1 << 21, true).unwrap();
+    assert_eq!(shared.is_shared(), ranks > 1, "a rank alone shares nothing");
+    shared.with(|shared| read_vector_in_place(transport, shared))
+}
+
+fn read_vector_in_place(transport: &mut ProcessTransport, shared: &mut [u8]) -> u64 {
     let (ranks, me) = (transport.world(), transport.rank());
     let members = reference::everyone(ranks);
     let timeout = Duration::from_secs(20);
     let mut tag = Tag::new(8, 0);
-    let (mut shared, mut private) = (None, vec![0; 1 << 21]);
-    if let Some(memory) = transport.memory() {
-        shared = Some(memory.alloc_shared(1 << 21).unwrap());
-    }
-    assert_eq!(shared.is_some(), ranks > 1, "a rank alone shares nothing");
-    let shared = shared.as_deref_mut().unwrap_or(&mut private);
     for size in reference::SIZES {
         let known = Known::new(ranks, size);
         for dtype in reference::TYPES {
@@ -275,7 +282,7 @@ fn shared_memory_gives_the_bits_of_threads() {
 fn large_vectors_are_right_on_every_wire() {
     for ranks in 2..=4 {
         let wanted = on_threads(ranks, reference::large);
-        for wires in ["large-shm", "large-tcp", "large-auto"] {
+        for wires in ["large-shm", "large-tcp", "large-encrypted", "large-auto"] {
             assert_eq!(world(wires, ranks), wanted, "{wires}, {ranks} ranks");
         }
     }
@@ -290,6 +297,17 @@ fn a_vector_is_handed_back_when_nobody_reads_it_any_more() {
 fn tcp_gives_the_bits_of_threads() {
     for ranks in 2..=9 {
         assert_eq!(world("tcp", ranks), threads(ranks, thinning("tcp")), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn encrypted_tcp_gives_the_bits_of_threads() {
+    for ranks in [2, 3, 6] {
+        assert_eq!(
+            world("encrypted", ranks),
+            threads(ranks, thinning("encrypted")),
+            "{ranks} ranks"
+        );
     }
 }
 

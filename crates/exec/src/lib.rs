@@ -42,7 +42,6 @@ mod shard;
 mod types;
 
 pub use error::{ExecError, Fault};
-pub use paceline_kernels::prefer_huge_pages;
 pub use paceline_plan::staleness::Staleness;
 pub use run::check::can_run;
 pub use run::learning_rate::{BatchScaling, LrSchedule, ScalingRule};

@@ -13,7 +13,6 @@ use crate::huge_pages::prefer_huge;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::fmt;
-use std::ops::DerefMut;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,9 +35,17 @@ enum Block {
 }
 
 /// Memory that can back an arena, for example shared memory that other processes read.
-pub trait BackingMemory: DerefMut<Target = [u8]> + Send + Sync {}
-
-impl<T: DerefMut<Target = [u8]> + Send + Sync> BackingMemory for T {}
+///
+/// # Safety
+///
+/// The bytes at `memory` must stay where they are, readable, writable and initialised, until the
+/// value is dropped, and nothing else in this process may access them meanwhile. Other processes
+/// may write only bytes that this one has lent them for a collective and does not access until they
+/// are done.
+pub unsafe trait BackingMemory: Send + Sync {
+    /// The bytes, aligned to 64.
+    fn memory(&self) -> NonNull<[u8]>;
+}
 
 /// Range of an arena's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,8 +161,8 @@ impl Arena {
     /// Builds an arena on existing memory. It must be zero; its length is the arena's.
     ///
     /// Panics if the memory is not aligned to 64 bytes: mapped pages always are.
-    pub fn adopt(mut lender: Box<dyn BackingMemory>) -> Self {
-        let memory = NonNull::from(&mut **lender);
+    pub fn adopt(lender: Box<dyn BackingMemory>) -> Self {
+        let memory = lender.memory();
         let bytes = memory.len() as u64;
         let memory = memory.cast::<u8>();
         assert!(memory.addr().get().is_multiple_of(ALIGNMENT), "memory at {memory:?}");
@@ -419,20 +426,26 @@ mod tests {
     #[test]
     fn adopted_memory_is_used_in_place() {
         #[repr(align(64))]
-        struct Page([u8; 128]);
-        struct Owner(Box<Page>);
-        impl std::ops::Deref for Owner {
-            type Target = [u8];
-            fn deref(&self) -> &[u8] {
-                &self.0.0
+        struct Page(#[expect(dead_code, reason = "reached through the arena")] [u8; 128]);
+        struct Owner(NonNull<Page>);
+        // SAFETY: the page is allocated until the owner is dropped, and only the arena uses it.
+        unsafe impl BackingMemory for Owner {
+            fn memory(&self) -> NonNull<[u8]> {
+                NonNull::slice_from_raw_parts(self.0.cast(), 128)
             }
         }
-        impl DerefMut for Owner {
-            fn deref_mut(&mut self) -> &mut [u8] {
-                &mut self.0.0
+        // SAFETY: as above.
+        unsafe impl Send for Owner {}
+        // SAFETY: as above.
+        unsafe impl Sync for Owner {}
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                // SAFETY: it came from a box, and is dropped once.
+                drop(unsafe { Box::from_raw(self.0.as_ptr()) });
             }
         }
-        let mut arena = Arena::adopt(Box::new(Owner(Box::new(Page([0; 128])))));
+        let page = NonNull::from(Box::leak(Box::new(Page([0; 128]))));
+        let mut arena = Arena::adopt(Box::new(Owner(page)));
         assert_eq!(arena.bytes(), 128);
         let last = Span { offset: 124, len: 4 };
         arena.f32_mut(last).unwrap()[0] = 3.0;

@@ -20,10 +20,9 @@ impl Arena {
 
 #[cfg(target_os = "linux")]
 mod mapped {
+    use crate::arena::BackingMemory;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-    use std::ops::{Deref, DerefMut};
     use std::ptr::{NonNull, null_mut};
-    use std::slice;
 
     /// Private zero pages for which the system reserves nothing.
     pub(super) struct Mapped {
@@ -47,19 +46,11 @@ mod mapped {
         }
     }
 
-    impl Deref for Mapped {
-        type Target = [u8];
-
-        fn deref(&self) -> &[u8] {
-            // SAFETY: the mapping has these bytes until it is dropped.
-            unsafe { slice::from_raw_parts(self.memory.as_ptr(), self.bytes) }
-        }
-    }
-
-    impl DerefMut for Mapped {
-        fn deref_mut(&mut self) -> &mut [u8] {
-            // SAFETY: as above, and this borrow is the only one.
-            unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) }
+    // SAFETY: the mapping has these bytes until it is dropped, and its address is given to nobody
+    // else.
+    unsafe impl BackingMemory for Mapped {
+        fn memory(&self) -> NonNull<[u8]> {
+            NonNull::slice_from_raw_parts(self.memory, self.bytes)
         }
     }
 

@@ -15,8 +15,9 @@ pub(crate) enum Failure {
     Run(anyhow::Error),
     /// The run failed, and the launcher of this rank reports why: exit status 1.
     Reported,
-    /// The user did not wait for the end of an iteration: exit status 130.
-    Interrupted,
+    /// A signal ended the command before it was done: exit status 128 + its number, which is 130
+    /// for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP.
+    Signalled(i32),
     /// The reader of the output closed it, as `head` does: exit status 0.
     Closed,
 }
@@ -27,7 +28,7 @@ impl Failure {
         match self {
             Self::Input(problems) => Some(problems.to_string()),
             Self::Run(error) => Some(format!("error: {error:#}")),
-            Self::Reported | Self::Interrupted | Self::Closed => None,
+            Self::Reported | Self::Signalled(_) | Self::Closed => None,
         }
     }
 
@@ -35,7 +36,7 @@ impl Failure {
     pub(crate) fn record(&self) -> Option<String> {
         let problems = match self {
             Self::Input(problems) => problems.all(),
-            Self::Run(_) | Self::Reported | Self::Interrupted | Self::Closed => Vec::new(),
+            Self::Run(_) | Self::Reported | Self::Signalled(_) | Self::Closed => Vec::new(),
         };
         let record = Record { error: self.message()?, exit_status: self.status(), problems };
         serde_json::to_string(&record).ok()
@@ -51,7 +52,7 @@ impl Failure {
             Self::Closed => 0,
             Self::Run(_) | Self::Reported => 1,
             Self::Input(_) => 2,
-            Self::Interrupted => 130,
+            Self::Signalled(signal) => u8::try_from(128 + signal).unwrap_or(130),
         }
     }
 

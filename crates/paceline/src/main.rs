@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             // A message is lost if its stream is closed.
             if let Some(message) = failure.message() {
-                let _ = writeln!(std::io::stderr(), "{message}");
+                let _ = writeln!(std::io::stderr(), "{}", output::escaped(&message));
             }
             if let Some(record) = failure.record().filter(|_| json) {
                 let _ = writeln!(std::io::stdout(), "{record}");

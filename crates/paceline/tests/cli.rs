@@ -6,6 +6,7 @@ mod cli {
     mod examples;
     mod experts;
     mod faults;
+    mod hostile;
     mod input;
     mod json;
     mod json_page;
@@ -16,6 +17,7 @@ mod cli {
     mod recovery;
     mod resume;
     mod runs;
+    mod security;
     mod studies;
     pub(crate) mod support;
 }

@@ -72,6 +72,17 @@ pub enum SimError {
         /// Reason that it cannot run there.
         why: String,
     },
+    /// The cluster's numbers give an iteration no time.
+    #[error(
+        "an iteration on cluster {cluster} takes {seconds} s, which is no time: some rate, efficiency or \
+         factor of it is too small or too large"
+    )]
+    NotFinite {
+        /// The cluster's name.
+        cluster: String,
+        /// The time.
+        seconds: String,
+    },
     /// A job's start time is negative or not finite.
     #[error("job {job}: give a start time in seconds that is not negative")]
     JobStart {

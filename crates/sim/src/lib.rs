@@ -121,6 +121,10 @@ fn simulate_filtered(
         None => resolve(found.timeline.clone()),
     };
     let mut outcome = outcome::outcome(plan, cluster, costs.placement(), &timeline, options);
+    if !outcome.iteration.0.is_finite() {
+        let (cluster, seconds) = (cluster.name.clone(), outcome.iteration.0.to_string());
+        return Err(SimError::NotFinite { cluster, seconds });
+    }
     // Details are not available if an iteration waits for ops of another one.
     if options.details && unrolled.is_none() {
         let (costs, epochs, run, resolve) = (&costs, &epochs, &run, &resolve);

@@ -1,13 +1,17 @@
 //! Control messages between ranks and the rendezvous server: short messages on a connection that
 //! stays open for the whole job.
 
+use super::handshake::Authenticated;
 use crate::error::CommError;
+use crate::secret::PROOF;
+use crate::session::{Altered, RECORD_HEAD, Session};
 use crate::shm::Address;
 use crate::shm::inbox::SegmentNonce;
 use paceline_plan::ids::Rank;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Maximum message length in bytes: the member list of a very large world.
@@ -15,15 +19,19 @@ const LONGEST: usize = 64 << 20;
 /// Maximum bytes queued for a peer that does not read.
 const MOST_UNSENT: usize = LONGEST + (1 << 20);
 
+/// Random number of a job, drawn by its rendezvous server.
+pub(crate) type JobNonce = [u8; PROOF];
+
 /// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     /// A rank asks to join.
     Join { member: Member, world: u32, facts: BTreeMap<String, String> },
-    /// A connection for data between two ranks.
-    Data { from: Rank, index: u32 },
-    /// All ranks have joined. `rendezvous` is the rank whose process runs the rendezvous server.
-    World { members: Vec<Member>, rendezvous: Option<Rank> },
+    /// A connection for data from the rank that connects to the one that listens.
+    Data { from: Rank, to: Rank, index: u32 },
+    /// All ranks have joined. `rendezvous` is the rank whose process runs the rendezvous server;
+    /// `job` distinguishes this job from others with the same secret.
+    World { members: Vec<Member>, rendezvous: Option<Rank>, job: JobNonce },
     /// The rank is connected to all others.
     Ready,
     /// All ranks are ready.
@@ -62,9 +70,10 @@ impl Control {
                     w.text(name).text(value);
                 }
             }
-            Self::Data { from, index } => w.u8(1).u32(from.0).u32(*index).end(),
-            Self::World { members, rendezvous } => {
-                w.u8(2).u32(rendezvous.map_or(u32::MAX, |rank| rank.0)).u32(members.len() as u32);
+            Self::Data { from, to, index } => w.u8(1).u32(from.0).u32(to.0).u32(*index).end(),
+            Self::World { members, rendezvous, job } => {
+                w.u8(2).0.extend(job);
+                w.u32(rendezvous.map_or(u32::MAX, |rank| rank.0)).u32(members.len() as u32);
                 members.iter().for_each(|member| w.member(member).end());
             }
             Self::Ready => w.u8(3).end(),
@@ -88,11 +97,12 @@ impl Control {
                 }
                 Self::Join { member, world, facts }
             }
-            1 => Self::Data { from: Rank(r.u32()?), index: r.u32()? },
+            1 => Self::Data { from: Rank(r.u32()?), to: Rank(r.u32()?), index: r.u32()? },
             2 => {
+                let job = r.array()?;
                 let rendezvous = Some(r.u32()?).filter(|rank| *rank != u32::MAX).map(Rank);
                 let members = (0..r.u32()?).map(|_| r.member()).collect::<Option<_>>()?;
-                Self::World { members, rendezvous }
+                Self::World { members, rendezvous, job }
             }
             3 => Self::Ready,
             4 => Self::Go,
@@ -150,6 +160,7 @@ impl Writer {
                 self.u8(1).u32(rank.0).text(host).text(how).text(doing);
                 self.u64(silent.as_millis() as u64)
             }
+            CommError::Altered { way } => self.u8(3).text(way),
             other => self.u8(2).text(&other.to_string()),
         }
     }
@@ -212,28 +223,53 @@ impl Reader<'_> {
                 silent: Duration::from_millis(self.u64()?),
             },
             2 => CommError::Job { problem: self.text()? },
+            3 => CommError::Altered { way: self.text()? },
             _ => return None,
         })
     }
 }
 
-/// Connection for control messages; blocks only in `recv_until`.
+/// Connection for control messages, each a sealed record; blocks only in `recv_until` and `close`.
 #[derive(Debug)]
 pub(crate) struct ControlConnection {
     stream: TcpStream,
+    session: Session,
     heard: Vec<u8>,
+    /// Bytes of the record that is arriving, without its head, once that has been checked.
+    expected: Option<usize>,
     unsent: Vec<u8>,
 }
 
 /// Reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Disconnected(pub(crate) String);
+pub(crate) enum Disconnected {
+    /// The peer closed it, or broke its rules.
+    Peer(String),
+    /// A record's tag is wrong: bytes were altered between the two ends.
+    Altered,
+}
+
+impl fmt::Display for Disconnected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Peer(how) => f.write_str(how),
+            Self::Altered => f.write_str("its control messages were altered on the way"),
+        }
+    }
+}
+
+impl From<Altered> for Disconnected {
+    fn from(_: Altered) -> Self {
+        Self::Altered
+    }
+}
 
 impl ControlConnection {
-    pub(crate) fn new(stream: TcpStream) -> Result<Self, Disconnected> {
+    pub(crate) fn new(authenticated: Authenticated) -> Result<Self, Disconnected> {
+        let Authenticated { stream, session } = authenticated;
         let _ = stream.set_nodelay(true);
-        stream.set_nonblocking(true).map_err(|error| Disconnected(error.to_string()))?;
-        Ok(Self { stream, heard: Vec::new(), unsent: Vec::new() })
+        stream.set_nonblocking(true).map_err(|error| Disconnected::Peer(error.to_string()))?;
+        Ok(Self { stream, session, heard: Vec::new(), expected: None, unsent: Vec::new() })
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
@@ -247,11 +283,9 @@ impl ControlConnection {
 
     /// Sends a message, now or as soon as the socket accepts it.
     pub(crate) fn send(&mut self, message: &Control) -> Result<(), Disconnected> {
-        let body = message.encode();
-        self.unsent.extend((body.len() as u32).to_le_bytes());
-        self.unsent.extend(body);
+        self.session.sealer.seal([message.encode().as_slice()], &mut self.unsent);
         if self.unsent.len() > MOST_UNSENT {
-            return Err(Disconnected("it does not read its control messages".to_owned()));
+            return Err(Disconnected::Peer("it does not read its control messages".to_owned()));
         }
         self.flush()
     }
@@ -262,7 +296,7 @@ impl ControlConnection {
                 Ok(n) => drop(self.unsent.drain(..n)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Disconnected(error.to_string())),
+                Err(error) => return Err(Disconnected::Peer(error.to_string())),
             }
         }
         Ok(())
@@ -271,26 +305,54 @@ impl ControlConnection {
     /// Returns the next message, if it has arrived.
     pub(crate) fn try_recv(&mut self) -> Result<Option<Control>, Disconnected> {
         loop {
-            if let Some(length) = self.heard.first_chunk::<4>() {
-                let length = u32::from_le_bytes(*length) as usize;
-                if length > LONGEST {
-                    return Err(Disconnected("it sent something impossible".to_owned()));
+            if self.expected.is_none()
+                && let Some(head) = self.heard.first_chunk_mut::<RECORD_HEAD>()
+            {
+                let expected = self.session.opener.head(head)?;
+                if expected > LONGEST {
+                    return Err(impossible());
                 }
-                if let Some(body) = self.heard.get(4..4 + length) {
-                    let message = Control::decode(body)
-                        .ok_or_else(|| Disconnected("it sent something impossible".to_owned()))?;
-                    self.heard.drain(..4 + length);
-                    return Ok(Some(message));
-                }
+                self.expected = Some(expected);
+            }
+            if let Some(expected) = self.expected
+                && let Some(body) = self.heard.get_mut(RECORD_HEAD..RECORD_HEAD + expected)
+            {
+                let message = Control::decode(self.session.opener.body(body)?);
+                self.heard.drain(..RECORD_HEAD + expected);
+                self.expected = None;
+                return message.ok_or_else(impossible).map(Some);
             }
             let mut buffer = [0; 4096];
             match self.stream.read(&mut buffer) {
-                Ok(0) => return Err(Disconnected("its connection closed".to_owned())),
+                Ok(0) => return Err(Disconnected::Peer("its connection closed".to_owned())),
                 Ok(n) => self.heard.extend_from_slice(&buffer[..n]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Disconnected(format!("its connection broke: {error}"))),
+                Err(error) => {
+                    return Err(Disconnected::Peer(format!("its connection broke: {error}")));
+                }
             }
+        }
+    }
+
+    /// Sends a last message and waits up to `at_most` until the peer has closed the connection:
+    /// closing it with unread data would discard the message.
+    pub(crate) fn close(mut self, message: &Control, at_most: Duration) {
+        let end = Instant::now() + at_most;
+        let mut open = self.send(message).is_ok();
+        let mut rest = [0; 4096];
+        while open && Instant::now() < end {
+            open = self.flush().is_ok();
+            if !self.has_backlog() {
+                let _ = self.stream.shutdown(Shutdown::Write);
+            }
+            open &= match self.stream.read(&mut rest) {
+                Ok(n) => n > 0,
+                Err(error) => {
+                    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+                }
+            };
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -315,6 +377,10 @@ impl ControlConnection {
             let _ = poll(&mut watched, Some(&super::handshake::timespec(left)));
         }
     }
+}
+
+fn impossible() -> Disconnected {
+    Disconnected::Peer("it sent something impossible".to_owned())
 }
 
 #[cfg(test)]
@@ -345,12 +411,13 @@ mod tests {
                 world: 2,
                 facts: facts.map(|(k, v)| (k.into(), v.into())).into(),
             },
-            Control::Data { from: Rank(3), index: 1 },
+            Control::Data { from: Rank(3), to: Rank(2), index: 1 },
             Control::World {
                 members: vec![member(0, Some("127.0.0.1:80")), member(1, Some("[::1]:9"))],
                 rendezvous: Some(Rank(0)),
+                job: [9; PROOF],
             },
-            Control::World { members: vec![], rendezvous: None },
+            Control::World { members: vec![], rendezvous: None, job: [0; PROOF] },
             Control::Ready,
             Control::Go,
             Control::Heartbeat { doing: "größer".into() },
@@ -358,6 +425,7 @@ mod tests {
             Control::Abort { reason: String::new() },
             Control::Over { cause: lost },
             Control::Over { cause: CommError::Failed { rank: Rank(1), reason: "why".into() } },
+            Control::Over { cause: CommError::Altered { way: "messages".into() } },
         ]
     }
 

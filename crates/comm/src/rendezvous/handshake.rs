@@ -6,8 +6,10 @@
 //! peer     → listener  "PACELINE", version, nonce g
 //! listener → peer      "PACELINE", version, nonce d, HMAC("listener", g, d)
 //! peer     → listener  length, HMAC("peer", d, g, body), body
-//! listener → peer      "W"
+//! listener → peer      HMAC("welcome", g, d, body)
 //! ```
+//!
+//! Both sides then derive the keys of the connection's records from the secret, g and d.
 //!
 //! Until its proof is verified a connection costs a few kilobytes, has a deadline, and counts
 //! against a limit. Beyond that limit the oldest unauthenticated connection is dropped. Data from
@@ -17,16 +19,16 @@
 use super::loopback;
 use crate::error::CommError;
 use crate::secret::{PROOF, Secret, nonce};
+use crate::session::{Session, Side};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Protocol version; raised whenever a frame or the handshake changes.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 const MAGIC: &[u8; 8] = b"PACELINE";
 const HELLO: usize = 8 + 4 + PROOF;
-const WELCOME: [u8; 1] = *b"W";
 const ANSWER: usize = HELLO + PROOF;
 /// Maximum bytes of a peer's body.
 pub(crate) const LONGEST_BODY: usize = 32 << 10;
@@ -34,6 +36,13 @@ pub(crate) const LONGEST_BODY: usize = 32 << 10;
 const HANDSHAKE: Duration = Duration::from_secs(2);
 /// Number of unauthenticated connections allowed in addition to the expected peers.
 const MAX_UNAUTHENTICATED: usize = 32;
+
+/// A connection whose sides have proved to each other that they know the secret.
+#[derive(Debug)]
+pub(crate) struct Authenticated {
+    pub(crate) stream: TcpStream,
+    pub(crate) session: Session,
+}
 
 /// A listener and its connections that are not authenticated yet.
 #[derive(Debug)]
@@ -63,9 +72,14 @@ impl AuthListener {
         self.listener.local_addr().map_err(failed)
     }
 
+    /// Replaces the secret that peers must know.
+    pub(crate) fn set_secret(&mut self, secret: Secret) {
+        self.secret = secret;
+    }
+
     /// Waits up to `at_most` for activity; returns the connections authenticated meanwhile, each
     /// with its body.
-    pub(crate) fn attend(&mut self, at_most: Duration) -> Vec<(TcpStream, Vec<u8>)> {
+    pub(crate) fn attend(&mut self, at_most: Duration) -> Vec<(Authenticated, Vec<u8>)> {
         let mut watched = vec![PollFd::new(&self.listener, PollFlags::IN)];
         watched.extend(self.pending.iter().map(|peer| PollFd::new(&peer.stream, PollFlags::IN)));
         let _ = poll(&mut watched, Some(&timespec(at_most)));
@@ -76,7 +90,9 @@ impl AuthListener {
         let mut waiting = Vec::new();
         for mut peer in self.pending.drain(..) {
             match peer.listen(&self.secret) {
-                Verdict::Admitted(body) => admitted.push((peer.stream, body)),
+                Verdict::Admitted(body, session) => {
+                    admitted.push((Authenticated { stream: peer.stream, session }, body));
+                }
                 Verdict::Waiting if now < peer.deadline => waiting.push(peer),
                 Verdict::Waiting | Verdict::Refused => {}
             }
@@ -123,7 +139,7 @@ struct PendingPeer {
 enum Verdict {
     Waiting,
     Refused,
-    Admitted(Vec<u8>),
+    Admitted(Vec<u8>, Session),
 }
 
 impl PendingPeer {
@@ -162,9 +178,13 @@ impl PendingPeer {
                     if !secret.verify("peer", &[&listener, &peer, body], proof) {
                         return Verdict::Refused;
                     }
-                    // One byte always fits; a peer that has disconnected meanwhile is not admitted.
-                    return match self.stream.write_all(&WELCOME) {
-                        Ok(()) => Verdict::Admitted(body.to_vec()),
+                    let welcome = secret.prove("welcome", &[&peer, &listener, body]);
+                    // It always fits; a peer that has disconnected meanwhile is not admitted.
+                    return match self.stream.write_all(&welcome) {
+                        Ok(()) => {
+                            let session = Session::new(secret, Side::Listener, &peer, &listener);
+                            Verdict::Admitted(body.to_vec(), session)
+                        }
                         Err(_) => Verdict::Refused,
                     };
                 }
@@ -205,18 +225,20 @@ impl PendingPeer {
     }
 }
 
-/// Connects to a listener and authenticates; retries until `deadline` while there is no answer.
+/// Connects to a listener and authenticates; retries until `deadline` while there is no answer and
+/// `go_on` allows it.
 pub(crate) fn connect_authenticated(
     at: SocketAddr,
     secret: &Secret,
     body: &[u8],
     deadline: Instant,
-) -> Result<TcpStream, CommError> {
+    go_on: &mut dyn FnMut() -> Result<(), CommError>,
+) -> Result<Authenticated, CommError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let error = match loopback::connect(at, left.min(Duration::from_secs(5))) {
             Ok(stream) => match introduce(stream, at, secret, body, deadline) {
-                Ok(stream) => return Ok(stream),
+                Ok(authenticated) => return Ok(authenticated),
                 // Perhaps dropped because of too many unauthenticated peers: worth another try.
                 Err(Refusal::Gone(error)) => error,
                 Err(Refusal::Wrong(error)) => return Err(error),
@@ -226,6 +248,7 @@ pub(crate) fn connect_authenticated(
         if Instant::now() >= deadline {
             return Err(error);
         }
+        go_on()?;
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -241,7 +264,7 @@ fn introduce(
     secret: &Secret,
     body: &[u8],
     deadline: Instant,
-) -> Result<TcpStream, Refusal> {
+) -> Result<Authenticated, Refusal> {
     let gone = |error: std::io::Error| {
         Refusal::Gone(problem(format!("{at} ended the handshake: {error}")))
     };
@@ -255,7 +278,7 @@ fn introduce(
     stream.read_exact(&mut answer).map_err(gone)?;
     let wrong = |text: String| Err(Refusal::Wrong(problem(text)));
     let version = u32::from_le_bytes([answer[8], answer[9], answer[10], answer[11]]);
-    let (listener, proof) = answer[12..].split_at(PROOF);
+    let (listener, proof) = (array(&answer, 12), &answer[HELLO..]);
     if &answer[..8] != MAGIC {
         return wrong(format!("what listens on {at} is not this program"));
     }
@@ -265,21 +288,26 @@ fn introduce(
              start all ranks from the same release"
         ));
     }
-    if !secret.verify("listener", &[&peer, listener], proof) {
+    if !secret.verify("listener", &[&peer, &listener], proof) {
         return wrong(format!("what listens on {at} does not know the secret of this job"));
     }
     let mut reply = (body.len() as u32).to_le_bytes().to_vec();
-    reply.extend(secret.prove("peer", &[listener, &peer, body]));
+    reply.extend(secret.prove("peer", &[&listener, &peer, body]));
     reply.extend_from_slice(body);
     stream.write_all(&reply).map_err(gone)?;
-    let mut welcome = [0; WELCOME.len()];
+    let mut welcome = [0; PROOF];
     stream.read_exact(&mut welcome).map_err(gone)?;
-    if welcome != WELCOME {
-        return wrong(format!(
-            "{at} answered with an unknown greeting: it is not a Paceline listener"
-        ));
+    if !secret.verify("welcome", &[&peer, &listener, body], &welcome) {
+        return wrong(format!("the handshake with {at} was altered on the way"));
     }
-    Ok(stream)
+    let session = Session::new(secret, Side::Peer, &peer, &listener);
+    Ok(Authenticated { stream, session })
+}
+
+fn array(answer: &[u8; ANSWER], at: usize) -> [u8; PROOF] {
+    let mut array = [0; PROOF];
+    array.copy_from_slice(&answer[at..at + PROOF]);
+    array
 }
 
 fn hello(nonce: &[u8; PROOF]) -> Vec<u8> {
@@ -309,7 +337,7 @@ mod tests {
     }
 
     /// Serves a listener until a peer is admitted, at most `at_most`.
-    fn attend(listener: &mut AuthListener, at_most: Duration) -> Vec<(TcpStream, Vec<u8>)> {
+    fn attend(listener: &mut AuthListener, at_most: Duration) -> Vec<(Authenticated, Vec<u8>)> {
         let end = Instant::now() + at_most;
         while Instant::now() < end {
             let admitted = listener.attend(Duration::from_millis(5));
@@ -345,17 +373,21 @@ mod tests {
         ];
         drop(connect(b"PACEL"));
         let friend = std::thread::spawn(move || {
-            connect_authenticated(at, &secret(), b"it is me", soon(5.0))
+            connect_authenticated(at, &secret(), b"it is me", soon(5.0), &mut || Ok(()))
         });
         let mut admitted = attend(&mut listener, Duration::from_secs(5));
         assert_eq!(admitted.len(), 1);
-        let (mut stream, body) = admitted.pop().unwrap();
+        let (mut near, body) = admitted.pop().unwrap();
         assert_eq!(body, b"it is me");
         let mut friend = friend.join().unwrap().unwrap();
-        stream.write_all(b"welcome").unwrap();
-        let mut heard = [0; 7];
-        friend.read_exact(&mut heard).unwrap();
-        assert_eq!(&heard, b"welcome");
+        let mut record = Vec::new();
+        near.session.sealer.seal([b"welcome".as_slice()], &mut record);
+        near.stream.write_all(&record).unwrap();
+        let mut heard = vec![0; record.len()];
+        friend.stream.read_exact(&mut heard).unwrap();
+        let (head, rest) = heard.split_first_chunk_mut().unwrap();
+        assert_eq!(friend.session.opener.head(head), Ok(rest.len()));
+        assert_eq!(friend.session.opener.body(rest), Ok(b"welcome".as_slice()));
         drop(strangers);
     }
 
@@ -365,7 +397,8 @@ mod tests {
         let at = listener.address().unwrap();
         let friend = std::thread::spawn(move || {
             let crowd: Vec<_> = (0..200).filter_map(|_| TcpStream::connect(at).ok()).collect();
-            let friend = connect_authenticated(at, &secret(), b"", soon(5.0)).map(drop);
+            let friend =
+                connect_authenticated(at, &secret(), b"", soon(5.0), &mut || Ok(())).map(drop);
             drop(crowd);
             friend
         });
@@ -379,7 +412,7 @@ mod tests {
         let mut listener = AuthListener::open(HERE, secret(), 1).unwrap();
         let at = listener.address().unwrap();
         let friend = std::thread::spawn(move || {
-            connect_authenticated(at, &secret(), b"", soon(20.0)).map(drop)
+            connect_authenticated(at, &secret(), b"", soon(20.0), &mut || Ok(())).map(drop)
         });
         while listener.pending.is_empty() {
             listener.accept();
@@ -415,8 +448,9 @@ mod tests {
         let mut listener = AuthListener::open(HERE, secret(), 1).unwrap();
         let at = listener.address().unwrap();
         let other = Secret::from_text("not the secret of these tests").unwrap();
-        let peer =
-            std::thread::spawn(move || connect_authenticated(at, &other, b"let me in", soon(20.0)));
+        let peer = std::thread::spawn(move || {
+            connect_authenticated(at, &other, b"let me in", soon(20.0), &mut || Ok(()))
+        });
         while !peer.is_finished() {
             assert!(listener.attend(Duration::from_millis(5)).is_empty());
         }
@@ -440,7 +474,9 @@ mod tests {
     #[test]
     fn nobody_listening_ends_at_the_deadline() {
         let at = AuthListener::open(HERE, secret(), 1).unwrap().address().unwrap();
-        let error = connect_authenticated(at, &secret(), b"", soon(0.2)).unwrap_err().to_string();
+        let error = connect_authenticated(at, &secret(), b"", soon(0.2), &mut || Ok(()))
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with(&format!("cannot connect to {at}")), "{error}");
     }
 }

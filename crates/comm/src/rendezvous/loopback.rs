@@ -27,6 +27,8 @@ pub(super) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
 
 /// Connects to `at` within `at_most`.
 pub(super) fn connect(at: SocketAddr, at_most: Duration) -> io::Result<TcpStream> {
+    #[cfg(test)]
+    let at = detour::of(at);
     if !at.ip().is_loopback() {
         return TcpStream::connect_timeout(&at, at_most);
     }
@@ -37,6 +39,26 @@ pub(super) fn connect(at: SocketAddr, at_most: Duration) -> io::Result<TcpStream
     rustix::net::connect(&socket, &at)?;
     set_socket_timeout(&socket, Timeout::Send, None)?;
     Ok(socket.into())
+}
+
+/// Relays of a test between this thread and the addresses it connects to.
+#[cfg(test)]
+pub(crate) mod detour {
+    use std::cell::RefCell;
+    use std::net::SocketAddr;
+
+    type Detour = Box<dyn FnMut(SocketAddr) -> SocketAddr>;
+
+    thread_local!(static DETOUR: RefCell<Option<Detour>> = const { RefCell::new(None) });
+
+    /// Takes `detour` for all later connections of this thread.
+    pub(crate) fn take(detour: impl FnMut(SocketAddr) -> SocketAddr + 'static) {
+        DETOUR.set(Some(Box::new(detour)));
+    }
+
+    pub(super) fn of(at: SocketAddr) -> SocketAddr {
+        DETOUR.with_borrow_mut(|detour| detour.as_mut().map_or(at, |detour| detour(at)))
+    }
 }
 
 #[cfg(test)]

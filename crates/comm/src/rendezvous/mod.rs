@@ -7,7 +7,7 @@
 
 pub(crate) mod control;
 pub(crate) mod handshake;
-mod loopback;
+pub(crate) mod loopback;
 mod server;
 
 pub use server::{RendezvousOptions, RendezvousServer};

@@ -8,7 +8,7 @@
 use super::control::{Control, ControlConnection, Disconnected, Member};
 use super::handshake::{AuthListener, timespec};
 use crate::error::CommError;
-use crate::secret::Secret;
+use crate::secret::{Secret, nonce};
 use crate::shared_memory::Few;
 use paceline_plan::ids::Rank;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -136,11 +136,11 @@ fn gather(
             let text = missing_text(&missing, options);
             return refuse(seats, None, text);
         }
-        for (stream, body) in listener.attend(TICK) {
+        for (authenticated, body) in listener.attend(TICK) {
             let Some(Control::Join { member, world, facts: said }) = Control::decode(&body) else {
                 continue;
             };
-            let Ok(line) = ControlConnection::new(stream) else { continue };
+            let Ok(line) = ControlConnection::new(authenticated) else { continue };
             let (rank, host) = (member.rank, member.host.clone());
             let wrong = if world != options.world {
                 let ours = options.world;
@@ -164,7 +164,8 @@ fn gather(
         }
     }
     let (mut lines, members): (Vec<_>, Vec<_>) = seats.into_values().unzip();
-    let world = Control::World { members: members.clone(), rendezvous: options.in_rank };
+    let job = nonce()?;
+    let world = Control::World { members: members.clone(), rendezvous: options.in_rank, job };
     for line in &mut lines {
         // A rank that has already gone is detected by the liveness monitor.
         let _ = line.send(&world);
@@ -297,7 +298,16 @@ impl<'o> LivenessMonitor<'o> {
                             _ => return Some(seat.lost("spoke out of turn".to_owned(), now)),
                         }
                     }
-                    Err(Disconnected(how)) => return Some(seat.lost(format!("died ({how})"), now)),
+                    Err(Disconnected::Peer(how)) => {
+                        return Some(seat.lost(format!("died ({how})"), now));
+                    }
+                    Err(Disconnected::Altered) => {
+                        let Member { rank, host, .. } = &seat.member;
+                        let way = format!(
+                            "control messages from rank {rank} on {host} to the rendezvous server"
+                        );
+                        return Some(CommError::Altered { way });
+                    }
                 }
             }
             if all_ready && !seat.left && now - seat.heard > heartbeat_timeout {

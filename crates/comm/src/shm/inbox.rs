@@ -16,7 +16,7 @@
 
 use super::{Address, Mapping};
 use crate::error::CommError;
-use crate::frame_reader::Source;
+use crate::frame_reader::{Source, StreamError};
 use crate::secret::{PROOF, nonce};
 use crate::wire::{GRAIN, HEAD};
 use rustix::thread::futex;
@@ -147,7 +147,7 @@ impl Ring<'_> {
 }
 
 impl Source for Ring<'_> {
-    fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError> {
+    fn head(&mut self) -> Result<Option<[u8; HEAD]>, StreamError> {
         if self.available(HEAD)? < HEAD {
             return Ok(None);
         }
@@ -164,7 +164,7 @@ impl Source for Ring<'_> {
         Ok(Some(bytes))
     }
 
-    fn peek(&mut self, wanted: usize) -> Result<&[u8], CommError> {
+    fn peek(&mut self, wanted: usize) -> Result<&[u8], StreamError> {
         let there = self.available(wanted)?;
         let (data, at) = self.place();
         let there = there.min(self.inbox.layout.ring - at);

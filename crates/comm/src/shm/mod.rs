@@ -45,7 +45,10 @@ impl Mapping {
         let failed =
             |error| problem(format!("cannot make {bytes} bytes of shared memory: {error}"));
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("paceline", flags).map_err(failed)?;
+        // Nobody can run it as a program; systems before Linux 6.3 do not know that flag.
+        let file = rustix::fs::memfd_create("paceline", flags | MemfdFlags::NOEXEC_SEAL)
+            .or_else(|_| rustix::fs::memfd_create("paceline", flags))
+            .map_err(failed)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
         // No process can truncate it under a reader, since that would kill the reader.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;

@@ -9,9 +9,11 @@ use super::{Address, Mapping, huge_pages};
 use crate::error::CommError;
 use crate::secret::{PROOF, nonce};
 use crate::shared_memory::Pieces;
+use paceline_kernels::arena::BackingMemory;
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Memory that the ranks of this host can read in place: a collective on a vector stored in it
@@ -51,22 +53,44 @@ impl SharedBuffer {
     }
 }
 
-impl Deref for SharedBuffer {
-    type Target = [u8];
+impl SharedBuffer {
+    /// Number of bytes.
+    pub fn size(&self) -> usize {
+        self.bytes
+    }
 
-    fn deref(&self) -> &[u8] {
-        // SAFETY: in this process the bytes are reached only through this value, which is borrowed.
-        // Other processes write them only during a collective, which holds them mutably.
+    /// The bytes.
+    ///
+    /// # Safety
+    ///
+    /// While the result is used, no other rank may write them: every collective in which they were
+    /// lent for writing must be done, or have no step left that writes them.
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the range is within the mapping; the caller excludes writers.
         unsafe { self.site.map.slice(START, self.bytes) }
+    }
+
+    /// The bytes, for writing.
+    ///
+    /// # Safety
+    ///
+    /// While the result is used, no other rank may read or write a byte that is accessed through it:
+    /// only the collective that the result is passed to may lend them.
+    pub unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the range is within the mapping; in this process the bytes are reached only
+        // through this value, which is borrowed mutably, and the caller excludes other ranks.
+        unsafe { self.site.map.slice_mut(START, self.bytes) }
     }
 }
 
-impl DerefMut for SharedBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: in this process the bytes are reached only through this value, which is borrowed
-        // mutably. Other processes reach them only while a collective has lent them, and its
-        // protocol excludes any other access to a byte that is being written.
-        unsafe { self.site.map.slice_mut(START, self.bytes) }
+// SAFETY: the mapping stays until the value is dropped, and the arena owns the value. Other ranks
+// write only bytes that a collective of this rank has lent them, and the collective's steps leave
+// those alone until the writer says that it is done.
+unsafe impl BackingMemory for SharedBuffer {
+    fn memory(&self) -> NonNull<[u8]> {
+        // SAFETY: the sum is within the mapping.
+        let first = unsafe { self.site.map.base.add(START) };
+        NonNull::slice_from_raw_parts(first, self.bytes)
     }
 }
 
@@ -193,24 +217,31 @@ impl Window {
     }
 
     /// The bytes, piece by piece.
-    pub(crate) fn pieces(&self) -> Pieces<&[u8]> {
-        // SAFETY: the ranges were checked when the window was opened. The lender leaves them
-        // unchanged until it is told that the reader is done, after the last use of the window.
+    ///
+    /// # Safety
+    ///
+    /// The lender must leave the bytes unchanged, and let no other rank change them, as long as the
+    /// result is used: it must not have been told that this rank is done.
+    pub(crate) unsafe fn pieces(&self) -> Pieces<&[u8]> {
+        // SAFETY: the ranges were checked when the window was opened; the caller excludes writers.
         let piece = |range: &Range<usize>| unsafe { self.map.slice(range.start, range.len()) };
         self.ranges.iter().map(piece).collect()
     }
 
     /// Bytes of a window with one range, readable and writable.
     ///
-    /// May be called only by a collective in which the owner has left these bytes to this rank.
-    /// Until it is told that this rank is done, neither the owner nor any other rank accesses them.
-    pub(crate) fn part_mut(&mut self, part: Range<usize>) -> Option<&mut [u8]> {
+    /// # Safety
+    ///
+    /// The owner must have left these bytes to this rank in a collective. As long as the result is
+    /// used, neither the owner nor any other rank may access them: the owner must not have been told
+    /// that this rank is done.
+    pub(crate) unsafe fn part_mut(&mut self, part: Range<usize>) -> Option<&mut [u8]> {
         let [whole] = self.ranges.as_slice() else { return None };
         if part.start > part.end || part.end > whole.len() {
             return None;
         }
-        // SAFETY: the range was checked, here and when the window was opened. Access by other ranks
-        // is excluded as stated above; within this process, the window is borrowed mutably.
+        // SAFETY: the range was checked, here and when the window was opened. The caller excludes
+        // other ranks; within this process, the window is borrowed mutably.
         Some(unsafe { self.map.slice_mut(whole.start + part.start, part.len()) })
     }
 }
@@ -222,25 +253,32 @@ mod tests {
     #[test]
     fn a_loan_shows_the_owners_bytes() {
         let mut buffer = SharedBuffer::new(10_000).unwrap();
-        buffer[5000..5003].copy_from_slice(b"abc");
+        // SAFETY: here and below, no other process knows of the buffers.
+        let bytes = unsafe { buffer.bytes_mut() };
+        bytes[5000..5003].copy_from_slice(b"abc");
+        // SAFETY: as above.
+        let bytes = unsafe { buffer.bytes() };
         let sites = [SharedBuffer::new(8).unwrap().site(), buffer.site()];
-        let loan = Loan::of(&sites, &[&buffer[5000..5002], &buffer[2..2], &buffer[5001..5003]]);
+        let loan = Loan::of(&sites, &[&bytes[5000..5002], &bytes[2..2], &bytes[5001..5003]]);
         let mut bytes = Vec::new();
         loan.as_ref().unwrap().encode(&mut bytes);
         assert_eq!(Loan::decode(&bytes), loan);
         assert_eq!(Loan::decode(&bytes[..bytes.len() - 1]), None);
         let mut windows = Windows::default();
         let window = windows.open(&loan.unwrap()).unwrap();
-        assert_eq!(window.pieces().as_slice(), [b"ab".as_slice(), b"", b"bc"]);
+        // SAFETY: nothing writes the buffer any more.
+        assert_eq!(unsafe { window.pieces() }.as_slice(), [b"ab".as_slice(), b"", b"bc"]);
         assert_eq!(window.bytes(), 4);
     }
 
     #[test]
     fn what_is_not_shared_or_not_there_is_not_lent() {
         let buffer = SharedBuffer::new(100).unwrap();
+        // SAFETY: no other process knows of the buffer.
+        let bytes = unsafe { buffer.bytes() };
         let sites = [buffer.site()];
         assert_eq!(Loan::of(&sites, &[&[1, 2, 3]]), None);
-        let mut loan = Loan::of(&sites, &[&buffer[..]]).unwrap();
+        let mut loan = Loan::of(&sites, &[bytes]).unwrap();
         loan.ranges[0].end += 1;
         assert!(Windows::default().open(&loan).is_err());
         let mut bytes = Vec::new();

@@ -15,7 +15,10 @@ impl ActiveCollective {
         let mut held: Few<_> = self.held.extract_if(.., |(_, of, _)| *of == chunks).collect();
         held.sort_unstable_by_key(|(from, ..)| *from);
         let before = held.partition_point(|(from, ..)| *from < self.me);
-        let pieces: Few<_> = held.iter().map(|(_, _, lent)| lent.pieces()).collect();
+        // SAFETY: contributions in place are held until this fold is done, and only then are their
+        // lenders told.
+        #[expect(unsafe_code, reason = "the steps of a collective keep the protocol of loans")]
+        let pieces: Few<_> = held.iter().map(|(_, _, lent)| unsafe { lent.pieces() }).collect();
         let mut cursors: Few<_> = pieces.iter().map(|pieces| Cursor::new(pieces)).collect();
         for range in ranges(cut, chunks, dtype.size() as usize) {
             let mut own = &mut data[range];
@@ -79,7 +82,10 @@ fn lent_part(
     at: Range<usize>,
 ) -> Result<&mut [u8], CommError> {
     let part = match lent {
-        Lent::InPlace(window) if *of == chunks => window.part_mut(at),
+        // SAFETY: the steps that write to peers own these chunks: every member has lent them to this
+        // rank alone, and is told by a message after the last write.
+        #[expect(unsafe_code, reason = "the steps of a collective keep the protocol of loans")]
+        Lent::InPlace(window) if *of == chunks => unsafe { window.part_mut(at) },
         Lent::InPlace(_) | Lent::Copied(_) => None,
     };
     let problem = || CommError::Job {

@@ -42,7 +42,9 @@ pub(super) fn along(
     lent: &Lent,
     mut visit: impl FnMut(Range<usize>, &[u8]),
 ) {
-    let pieces = lent.pieces();
+    // SAFETY: the steps tell the lender only after the step that visits them.
+    #[expect(unsafe_code, reason = "the steps of a collective keep the protocol of loans")]
+    let pieces = unsafe { lent.pieces() };
     let mut cursor = Cursor::new(&pieces);
     for Range { mut start, end } in ranges {
         while start < end && cursor.ahead() > 0 {

@@ -47,7 +47,10 @@ impl ActiveCollective {
             return Ok(());
         }
         let mut staging = memory.take_staging(data.len())?;
-        staging[..data.len()].copy_from_slice(data);
+        // SAFETY: a staging buffer is lent to nobody when it is taken.
+        #[expect(unsafe_code, reason = "the steps of a collective keep the protocol of loans")]
+        let bytes = unsafe { staging.bytes_mut() };
+        bytes[..data.len()].copy_from_slice(data);
         self.staging = Some(staging);
         Ok(())
     }

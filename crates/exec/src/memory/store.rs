@@ -3,7 +3,7 @@
 use paceline_plan::strategy;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -124,7 +124,7 @@ fn nameless(folder: &Path, bytes: u64) -> io::Result<File> {
     std::fs::create_dir_all(folder)?;
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = folder.join(format!(".offload-{}-{number}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;
     file.set_len(bytes)?;
     Ok(file)

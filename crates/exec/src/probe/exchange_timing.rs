@@ -4,9 +4,8 @@ use super::CachePrep;
 use crate::error::ExecError;
 use paceline_comm::{
     ActiveCollective, CollectiveSpec, CommError, Progress, Receiving, Sending, Tag, Transport,
-    Wait, barrier, finish,
+    Vector, Wait, barrier, finish,
 };
-use paceline_kernels::prefer_huge_pages;
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
 use paceline_plan::ids::Rank;
@@ -76,21 +75,19 @@ pub fn collective(
     };
     let members: Vec<Rank> = (0..ranks).map(Rank).collect();
     let bytes = timing.bytes.div_ceil(4).max(1) * 4;
-    let shared = transport.memory().map(|memory| memory.alloc_shared(bytes));
-    let mut shared = shared.transpose().map_err(failed)?;
-    let mut own = if shared.is_none() { vec![0; bytes] } else { Vec::new() };
-    prefer_huge_pages(&mut own);
-    let vector = shared.as_deref_mut().unwrap_or(&mut own);
+    let mut vector = Vector::new(transport, bytes, true).map_err(failed)?;
     let mut output = kind.has_output().then(|| vec![0; bytes]);
     let mut tag = Tag::new(timing.channel, 0);
     let mut running = ActiveCollective::start(&spec, &members, me, tag).map_err(failed)?;
     laps(transport, &members, timing, |transport| {
         tag = tag.next();
         running.restart(tag);
-        vector.fill(0);
-        before.run(me.0, ranks);
-        run_exchange(transport, timing, |transport| {
-            running.progress_bytes(transport, DType::F32, vector, output.as_deref_mut())
+        vector.with(|vector| {
+            vector.fill(0);
+            before.run(me.0, ranks);
+            run_exchange(transport, timing, |transport| {
+                running.progress_bytes(transport, DType::F32, vector, output.as_deref_mut())
+            })
         })
     })
     .map_err(failed)

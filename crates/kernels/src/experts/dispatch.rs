@@ -2,7 +2,7 @@
 
 use super::route::DROPPED;
 use crate::ordered_sum;
-use crate::pool::{Cut, Pool, strips};
+use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Rows};
 use std::fmt;
@@ -190,6 +190,9 @@ fn weighted<T: Element>(
 
 /// Fills the row of every choice that has a slot: `fill` takes the token, the index of the choice,
 /// and the row. Other rows become zero.
+///
+/// Each thread owns a block of rows and looks through all slots for those in it, so that slots that
+/// two choices share, which [`places`] never assigns, cost nothing but the first one's row.
 fn spread<T: Element>(
     pool: &Pool,
     shape: Shape,
@@ -203,18 +206,13 @@ fn spread<T: Element>(
     let places = shape.regions * shape.region_rows;
     let outside = slots.iter().find(|&&slot| slot != NOWHERE && slot as usize >= places);
     assert!(outside.is_none(), "a place beyond the {places} that there are");
-    rows.fill(T::ZERO);
-    let rows = strips(rows, width);
-    let block = block(width);
-    pool.for_each(shape.tokens.rows.div_ceil(block), |tile| {
-        for token in tile * block..shape.tokens.rows.min((tile + 1) * block) {
-            for (at, &slot) in slots[token * topk..][..topk].iter().enumerate() {
-                if slot != NOWHERE {
-                    let slot = slot as usize;
-                    // SAFETY: the slot is within the rows, and `places` assigns each slot to one
-                    // choice only, so that no other thread has it.
-                    fill(token, at, unsafe { rows.piece(slot..slot + 1) });
-                }
+    let block = places.div_ceil(pool.threads());
+    pool.for_each_block(places, block, strips(rows, width), |own, rows| {
+        rows.fill(T::ZERO);
+        for (choice, &slot) in slots.iter().enumerate() {
+            if own.contains(&(slot as usize)) {
+                let row = (slot as usize - own.start) * width;
+                fill(choice / topk, choice % topk, &mut rows[row..row + width]);
             }
         }
     });
@@ -266,6 +264,20 @@ mod tests {
             (&slots[..], &counts[..]),
             (&[4, 0, 2, 5, NOWHERE, NOWHERE, 1, 3][..], &[2, 1, 1, 2][..])
         );
+    }
+
+    #[test]
+    fn any_slots_and_threads_give_the_rows_of_one_thread() {
+        let x = random("x", 12);
+        let (mut one, mut three) = (vec![f32::NAN; 30], vec![f32::NAN; 30]);
+        let threads = Pool::new(std::num::NonZeroUsize::new(3).unwrap()).unwrap();
+        // The second has slots twice.
+        for slots in [placed().0, vec![7, 7, 7, 0, 0, NOWHERE, 9, 9]] {
+            scatter(&Pool::single(), SHAPE, &x, &slots, &mut one);
+            scatter(&threads, SHAPE, &x, &slots, &mut three);
+            assert_eq!(one, three);
+        }
+        assert_eq!(one[7 * 3..8 * 3], x[3..6], "the last choice of a slot");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::calibrate::{self, Calibrated, ProgressSink, Request, TRANSPORTS};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, whole};
-use crate::output::{self, stop_on_interrupt};
+use crate::output::{self, StopRequest};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use paceline_sim::cluster::Cluster;
@@ -66,10 +66,11 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let Some(out) = out.filter(|_| problems.is_empty()) else { return Err(problems.into()) };
     let output = flags.common.output();
     let began = Instant::now();
-    let stop = stop_on_interrupt(&output, "not be heard");
+    let stop = StopRequest::listen_or_note(&output, "not be heard");
     let line = Line::new();
     let progress = |share: f64, next: &str| line.show(share, next);
-    let measured = calibrate::measure(&request, &ProgressSink { stop: &stop, progress: &progress });
+    let measured =
+        calibrate::measure(&request, &ProgressSink { stop: stop.flag(), progress: &progress });
     line.bar.finish_and_clear();
     let Calibrated { cluster, elsewhere } = measured?;
     let text = format!("{}{}", header(&request), cluster.to_toml());

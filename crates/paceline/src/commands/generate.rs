@@ -3,11 +3,12 @@
 use super::loaded_model::{LoadedModel, Trained};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, real, whole};
+use crate::output::escaped;
 use clap::Args;
 use paceline_exec::data::Tokenizer;
 use paceline_exec::inference::{Sampling, generate};
 use serde::Serialize;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -103,6 +104,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             return true;
         }
         let mut out = io::stdout();
+        // The text is what a model learnt from its data, and a terminal must not obey that.
+        let text = if out.is_terminal() { escaped(text) } else { text.into() };
         closed = out.write_all(text.as_bytes()).and_then(|()| out.flush()).err();
         closed.is_none()
     };

@@ -21,8 +21,11 @@ mod validate;
 
 use crate::failure::Failure;
 use crate::flags::{Origins, Problems, config, suggest, wants_json};
+use crate::output::escaped;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::borrow::Cow;
 use std::ffi::OsString;
+use std::io::Write;
 
 /// Plans, simulates and runs distributed deep-learning training
 ///
@@ -107,7 +110,16 @@ pub(crate) fn run(arguments: Vec<OsString>, json: &mut bool) -> Result<(), Failu
 /// Lets clap print help to standard output and exit with 0, or print its error and exit with 2.
 /// With JSON, its error is an object like all others, without the usage.
 fn refused<T>(error: clap::Error, json: bool) -> Result<T, Failure> {
-    if !json || !error.use_stderr() {
+    if !error.use_stderr() {
+        error.exit();
+    }
+    if !json {
+        let text = error.render().to_string();
+        if let Cow::Owned(harmless) = escaped(&text) {
+            // A message is lost if its stream is closed.
+            let _ = write!(std::io::stderr(), "{harmless}");
+            std::process::exit(2);
+        }
         error.exit();
     }
     let text = error.to_string();

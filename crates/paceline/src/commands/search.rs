@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::flags::{
     ClusterFlags, CommonFlags, Defaults, HeadroomFlags, Origins, Problems, model, real, whole, word,
 };
-use crate::output::{StrategyRecord, Subject};
+use crate::output::{Second, StopRequest, StrategyRecord, Subject};
 use crate::overview::{count, table};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -16,8 +16,6 @@ use paceline_search::{Candidate, SearchResult, search};
 use paceline_sim::Profile;
 use paceline_sim::cluster::Cluster;
 use serde::Serialize;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Find the best strategies for a model on a cluster, by simulation
@@ -113,7 +111,9 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         paceline_search::Request { model: &model, cluster: &cluster, devices, base, options };
     let output = flags.common.output();
     let start = Instant::now();
-    let found = watched(&request, start, limit, output.is_json());
+    // Without a handler Ctrl-C ends the process at once, and only the list is lost.
+    let stop = StopRequest::listen(Second::Exits).unwrap_or_default();
+    let found = watched(&request, start, limit, output.is_json(), &stop);
     let seconds = start.elapsed().as_secs_f64();
     if found.candidates.is_empty() {
         let mut problems = Problems::default();
@@ -134,7 +134,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             output.print_json(&Record::new(index + 1, candidate, &model, &cluster))?;
         }
         let considered = found.considered;
-        return Ok(output.print_json(&Last { considered, search_s: seconds })?);
+        output.print_json(&Last { considered, search_s: seconds })?;
+        return stop.status();
     }
     let rows = best.enumerate().map(|(index, candidate)| row(index + 1, candidate));
     let head = ["", "strategy", "iteration", "memory", "fits"];
@@ -145,7 +146,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         model.name(),
         cluster.name
     ));
-    Ok(output.print(&text)?)
+    output.print(&text)?;
+    stop.status()
 }
 
 /// Searches with a progress bar, until it is done, interrupted or out of time.
@@ -154,11 +156,8 @@ fn watched(
     start: Instant,
     limit: Option<f64>,
     quiet: bool,
+    stop: &StopRequest,
 ) -> SearchResult {
-    let stop = Arc::new(AtomicBool::new(false));
-    let handler = Arc::clone(&stop);
-    // Without a handler Ctrl-C ends the process at once, and only the list is lost.
-    let _ = ctrlc::set_handler(move || handler.store(true, Ordering::Relaxed));
     let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} layouts, {eta} left") {
         bar.set_style(style);
@@ -167,7 +166,7 @@ fn watched(
         bar.set_length(of as u64);
         bar.set_position(done as u64);
         let late = limit.is_some_and(|limit| start.elapsed().as_secs_f64() > limit);
-        !late && !stop.load(Ordering::Relaxed)
+        !late && !stop.is_made()
     });
     bar.finish_and_clear();
     found

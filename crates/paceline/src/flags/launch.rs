@@ -8,7 +8,8 @@ use paceline_plan::collective::Library;
 use paceline_plan::units::Bytes;
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -45,6 +46,10 @@ pub(crate) struct LaunchFlags {
     /// File with the job's secret, the same for all ranks; PACELINE_SECRET works too
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
+    /// Encrypt and authenticate all that ranks send over TCP (AES-256-GCM), with keys derived from
+    /// the job's secret; without it only control messages and connection set-up are
+    #[arg(long)]
+    pub encrypt: bool,
     /// Seconds without a heartbeat after which a rank is declared lost; a dead process is noticed
     /// at once [default: 10]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
@@ -87,6 +92,10 @@ pub(crate) struct Launch {
     pub bind: IpAddr,
     /// The job's secret, if the user gave one.
     pub secret: Option<Secret>,
+    /// True to encrypt payloads sent over TCP.
+    pub encrypt: bool,
+    /// What an attacker could use, for the user to know.
+    pub warnings: Vec<String>,
     /// Time without a heartbeat after which a rank is declared lost.
     pub heartbeat_timeout: Duration,
     /// Memory limit of a rank, if the user gave one.
@@ -140,6 +149,8 @@ impl Default for Launch {
             variables: Vec::new(),
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             secret: None,
+            encrypt: false,
+            warnings: Vec::new(),
             heartbeat_timeout: Duration::from_secs(10),
             memory_limit: None,
             recovery: Recovery::default(),
@@ -172,16 +183,31 @@ impl LaunchFlags {
         let transport = transport.unwrap_or(default.transport);
         let by = by.unwrap_or(default.by);
         let device = self.device(problems).unwrap_or(default.device);
+        let library = self.library(device, problems);
+        let bind = bind.unwrap_or(default.bind);
+        let mut warnings = Vec::new();
+        let secret = self.secret(problems, &mut warnings);
+        self.encryption(transport, library, problems);
+        let by_memory = matches!(transport, TransportKind::Thread | TransportKind::Shm);
+        if !bind.is_loopback() && !self.encrypt && !by_memory {
+            warnings.push(format!(
+                "--bind {bind} lets other hosts connect, and payloads are neither encrypted nor \
+                 authenticated: who controls the network can read and alter gradients. Add \
+                 --encrypt, or keep the network private (docs/security.md)"
+            ));
+        }
         Launch {
             transport,
             by,
             recovery: self.recovery(transport, by, problems),
             device,
-            library: self.library(device, problems),
+            library,
             share_device: self.share_device(device, problems),
             variables: Vec::new(),
-            bind: bind.unwrap_or(default.bind),
-            secret: self.secret(problems),
+            bind,
+            secret,
+            encrypt: self.encrypt,
+            warnings,
             heartbeat_timeout: silence.map_or(default.heartbeat_timeout, Duration::from_secs_f64),
             memory_limit: size("--memory-limit", self.memory_limit.as_deref(), problems),
         }
@@ -249,6 +275,25 @@ impl LaunchFlags {
         }
     }
 
+    /// Refuses --encrypt where it would have no effect.
+    fn encryption(
+        &self,
+        transport: TransportKind,
+        library: Option<Library>,
+        problems: &mut Problems,
+    ) {
+        if self.encrypt && matches!(transport, TransportKind::Thread | TransportKind::Shm) {
+            let text = format!(
+                "is about TCP, and ranks of --transport {transport} share memory; use auto or tcp"
+            );
+            problems.add("--encrypt", text);
+        }
+        if self.encrypt && library == Some(Library::Nccl) {
+            let text = "nccl sends what GPUs exchange itself, unencrypted; use --library none";
+            problems.add("--encrypt", text);
+        }
+    }
+
     fn share_device(&self, device: Device, problems: &mut Problems) -> bool {
         if self.share_device && device == Device::Cpu {
             problems.add("--share-device", "is about ranks on GPUs; use --device cuda with it");
@@ -256,17 +301,41 @@ impl LaunchFlags {
         self.share_device
     }
 
-    fn secret(&self, problems: &mut Problems) -> Option<Secret> {
+    fn secret(&self, problems: &mut Problems, warnings: &mut Vec<String>) -> Option<Secret> {
         let (flag, text) = match &self.secret_file {
             Some(file) => {
-                let wrong =
-                    |error| problems.add("--secret-file", format!("{} {error}", file.display()));
-                ("--secret-file", read_text(file).map_err(wrong).ok()?)
+                let wrong = |error: String| {
+                    problems.add("--secret-file", format!("{} {error}", file.display()));
+                };
+                let read =
+                    owned_by_friends(file).and_then(|readable| Ok((readable, read_text(file)?)));
+                let (readable, text) = read.map_err(wrong).ok()?;
+                if readable {
+                    let file = file.display();
+                    warnings.push(format!(
+                        "every user of this host can read the secret in {file}: chmod 600 {file}"
+                    ));
+                }
+                ("--secret-file", text)
             }
             None => (SECRET, std::env::var(SECRET).ok()?),
         };
         Secret::from_text(&text).map_err(|error| problems.add(flag, error.to_string())).ok()
     }
+}
+
+/// Refuses a secret that other users could have chosen; returns true if all of them can read it.
+fn owned_by_friends(file: &Path) -> Result<bool, String> {
+    let found = std::fs::metadata(file).map_err(|error| format!("cannot be read: {error}"))?;
+    let own = rustix::process::geteuid().as_raw();
+    if found.uid() != own && found.uid() != 0 {
+        return Err("belongs to another user, who could replace the secret".to_owned());
+    }
+    if found.mode() & 0o022 != 0 {
+        let file = file.display();
+        return Err(format!("can be written by other users: chmod 600 {file}, with a new secret"));
+    }
+    Ok(found.mode() & 0o004 != 0)
 }
 
 #[cfg(test)]
@@ -307,6 +376,61 @@ mod tests {
             (TransportKind::Tcp, 500)
         );
         assert_eq!(launch.memory_limit, Some(Bytes(2 << 30)));
+    }
+
+    #[test]
+    fn encryption_is_refused_where_nothing_is_sent_over_tcp() {
+        let told = |transport: &str| {
+            checked(|flags| {
+                flags.transport = text(transport);
+                flags.encrypt = true;
+            })
+        };
+        for transport in ["thread", "shm"] {
+            assert!(told(transport).unwrap_err().contains("--encrypt"));
+        }
+        for transport in ["auto", "tcp"] {
+            assert!(told(transport).unwrap().encrypt);
+        }
+    }
+
+    #[test]
+    fn plain_payloads_beyond_loopback_are_warned_of() {
+        let warnings = |bind: &str, encrypt: bool, transport: &str| {
+            let launch = checked(|flags| {
+                flags.bind = text(bind);
+                flags.transport = text(transport);
+                flags.encrypt = encrypt;
+            });
+            launch.unwrap().warnings.concat()
+        };
+        assert!(warnings("0.0.0.0", false, "auto").contains("--encrypt"));
+        assert!(warnings("10.1.2.3", false, "tcp").contains("docs/security.md"));
+        assert!(warnings("::", false, "tcp").contains("--bind ::"));
+        assert_eq!(warnings("0.0.0.0", true, "tcp"), "");
+        assert_eq!(warnings("0.0.0.0", false, "shm"), "");
+        assert_eq!(warnings("127.0.0.1", false, "tcp"), "");
+        assert_eq!(warnings("::1", false, "tcp"), "");
+    }
+
+    #[test]
+    fn a_secret_that_others_can_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("paceline-secret-{}", std::process::id()));
+        std::fs::write(&path, "a secret of good length").unwrap();
+        let with = |mode: u32| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            checked(|flags| flags.secret_file = Some(path.clone()))
+        };
+        for mode in [0o666, 0o622, 0o660, 0o602] {
+            assert!(with(mode).unwrap_err().contains("can be written by other users"), "{mode:o}");
+        }
+        assert_eq!(with(0o600).unwrap().warnings, [""; 0]);
+        assert_eq!(with(0o640).unwrap().warnings, [""; 0]);
+        assert!(with(0o644).unwrap().warnings.concat().contains("chmod 600"));
+        std::fs::remove_file(&path).unwrap();
+        let fifo = checked(|flags| flags.secret_file = Some("/dev/zero".into()));
+        assert!(fifo.unwrap_err().contains("--secret-file"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::model::model;
 use super::size::in_mib;
-use super::{ClusterFlags, Problems, whole, word};
+use super::{ClusterFlags, Problems, real, whole, word};
 use clap::Args;
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Fabric, Library, SummationOrder};
@@ -321,9 +321,10 @@ impl StrategyFlags {
                 _ => word("--split", &self.split, problems).unwrap_or_default(),
             },
             sync_batch_norm: self.sync_batch_norm,
-            expert_buffer_factor: word(
+            expert_buffer_factor: real(
                 "--expert-buffer-factor",
-                &self.expert_buffer_factor,
+                self.expert_buffer_factor.as_deref(),
+                0.0..=1e9,
                 problems,
             )
             .unwrap_or(defaults.expert_buffer_factor),

@@ -3,6 +3,7 @@
 use super::rank_identity::{EXPERT_BUFFERS, LAYOUT, RANK, RENDEZVOUS, RESUME, RUN, WORLD};
 use super::recovery::RestartState;
 use crate::flags::{Launch, SECRET};
+use crate::output::StopRequest;
 use anyhow::Context;
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::{CommError, Secret};
@@ -12,8 +13,6 @@ use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Interval at which the launcher polls its ranks.
@@ -34,7 +33,7 @@ pub(super) struct Attempt<'a> {
 
 /// Reason that ranks ended before they were done.
 pub(super) enum End {
-    /// The user interrupted twice.
+    /// There was a second request to stop.
     Interrupted,
     /// One of the ranks failed.
     Failed(RankFailure),
@@ -63,12 +62,12 @@ impl From<anyhow::Error> for End {
 /// Runs this same command as one process per rank, until all have ended. Rank 0 prints for all of
 /// them; the caller reports a failure once, with its first cause.
 ///
-/// Ctrl-C is forwarded to rank 0, which ends the run after an iteration; a second one ends all
-/// ranks at once.
+/// The first request to stop is forwarded to rank 0, which ends the run after an iteration; a second
+/// one ends all ranks at once.
 pub(super) fn attempt(
     attempt: &Attempt<'_>,
     carried: &RestartState,
-    interrupts: &Interrupts,
+    requests: &StopRequest,
 ) -> Result<(), End> {
     let secret = Secret::random().map_err(anyhow::Error::from)?;
     let rendezvous = RendezvousServer::start(RendezvousOptions {
@@ -87,31 +86,10 @@ pub(super) fn attempt(
     let mut watch =
         Supervisor { ranks, rendezvous: Some(rendezvous), cause: None, told: 0, deadline: None };
     while !watch.is_over() {
-        watch.look(interrupts.0.load(Ordering::Relaxed));
+        watch.look(requests.count());
         std::thread::sleep(TICK);
     }
     watch.conclude(attempt.directory)
-}
-
-/// Number of interrupts by the user.
-pub(super) struct Interrupts(Arc<AtomicU32>);
-
-impl Interrupts {
-    /// Starts counting.
-    pub(super) fn count() -> Self {
-        let count = Arc::new(AtomicU32::new(0));
-        let handled = Arc::clone(&count);
-        // Without a handler Ctrl-C ends the launcher; the ranks then lose the rendezvous server.
-        let _ = ctrlc::set_handler(move || {
-            handled.fetch_add(1, Ordering::Relaxed);
-        });
-        Self(count)
-    }
-
-    /// Returns true if there was an interrupt.
-    pub(super) fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
-    }
 }
 
 /// The rank processes; those still running are killed on drop.
@@ -204,7 +182,7 @@ struct Supervisor {
     rendezvous: Option<RendezvousServer>,
     /// First error that the rendezvous server reported.
     cause: Option<CommError>,
-    /// Number of interrupts already handled.
+    /// Number of requests to stop already handled.
     told: u32,
     /// Time at which the remaining ranks are killed.
     deadline: Option<Instant>,
@@ -215,8 +193,8 @@ impl Supervisor {
         self.ranks.0.iter().all(|started| started.ended.is_some())
     }
 
-    fn look(&mut self, interrupts: u32) {
-        if self.told < interrupts {
+    fn look(&mut self, requests: u32) {
+        if self.told < requests {
             self.told += 1;
             if self.told == 1 { self.ranks.interrupt_leader() } else { self.ranks.kill() }
         }

@@ -42,6 +42,7 @@ pub(crate) fn connect(
     options.facts = facts(plan, training);
     options.bind = launch.bind;
     options.heartbeat_timeout = launch.heartbeat_timeout;
+    options.encrypt = launch.encrypt;
     // By default the ranks divide the cores among themselves, so there are enough for all.
     options.threads = training.threads_per_rank.map_or(1, std::num::NonZero::get);
     options.transport = match launch.transport {

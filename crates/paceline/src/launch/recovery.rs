@@ -6,12 +6,12 @@
 //! restarted run therefore ends with the same bits as an uninterrupted one.
 
 use super::expert_buffers::LargerBuffers;
-use super::launcher::{Attempt, End, Interrupts, attempt};
+use super::launcher::{Attempt, End, attempt};
 use super::layout::Layout;
 use super::rank_identity::{EXPERT_BUFFERS, LAYOUT, RANK, RESUME};
 use crate::failure::Failure;
 use crate::flags::Launch;
-use crate::output::{Journal, Output, RestartRecord, RunDir};
+use crate::output::{Journal, Output, RestartRecord, RunDir, Second, StopRequest};
 use anyhow::anyhow;
 use paceline_exec::checkpoint::Checkpoint;
 use serde::Serialize;
@@ -66,7 +66,8 @@ pub(crate) fn restart_state() -> Result<RestartState, Failure> {
 
 /// Starts the ranks, and restarts them if requested, until they are done.
 pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failure> {
-    let interrupts = Interrupts::count();
+    // Without a handler Ctrl-C ends the launcher; the ranks then lose the rendezvous server.
+    let requests = StopRequest::listen(Second::Counts).unwrap_or_default();
     let directory = RunDir::existing(run.directory);
     let recovery = run.launch.recovery;
     let (mut world, mut left) = (run.world, run.world);
@@ -79,9 +80,9 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
     LargerBuffers::take(run.directory);
     loop {
         let started = Attempt { world, launch: run.launch, directory: run.directory };
-        let ended = attempt(&started, &carried, &interrupts);
+        let ended = attempt(&started, &carried, &requests);
         if let (Err(End::Failed(_)), Some(larger)) = (&ended, LargerBuffers::take(run.directory))
-            && !interrupts.any()
+            && !requests.is_made()
         {
             // Not a failure: no rank is lost, and the same cannot happen again.
             carried.expert_buffer_factor = Some(larger.factor);
@@ -92,15 +93,15 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
             continue;
         }
         let fall = match ended {
-            Ok(()) => return Ok(()),
-            Err(End::Interrupted) => return Err(Failure::Interrupted),
+            Ok(()) => return requests.status(),
+            Err(End::Interrupted) => return Err(requests.ended_early()),
             Err(End::Failed(fall)) => fall,
         };
         restart += 1;
         let repeated =
             fall.self_reported && before.as_deref() == Some(without_reporter(&fall.cause));
         let end = |why: &str| Failure::Run(anyhow!("{}{why}{}", fall.cause, fall.hint));
-        if recovery.most == 0 || fall.wrong_input || interrupts.any() {
+        if recovery.most == 0 || fall.wrong_input || requests.is_made() {
             return Err(end(""));
         }
         if repeated {

@@ -1,21 +1,23 @@
 //! Output of results: text, JSON lines and files.
 
 mod atomic;
-mod interrupt;
+mod escape;
 mod journal;
 mod lock;
 mod progress;
 mod run_dir;
+mod stop_request;
 mod subject;
 
 pub(crate) use atomic::write;
-pub(crate) use interrupt::stop_on_interrupt;
+pub(crate) use escape::escaped;
 pub(crate) use journal::{EarlierAttempts, Journal};
 pub(crate) use progress::Progress;
 pub(crate) use run_dir::{
     Existing, IterationRecord, MemoryRecord, ModelRecord, RestartRecord, RunDir, RunRecord,
     StalenessRecord, median,
 };
+pub(crate) use stop_request::{Second, StopRequest};
 pub(crate) use subject::{Place, StrategyRecord, Subject};
 
 use serde::Serialize;
@@ -41,6 +43,7 @@ impl Output {
 
     /// Prints a result as text, with a final newline.
     pub(crate) fn print(&self, text: &str) -> io::Result<()> {
+        let text = &escaped(text);
         if self.json { put(&mut io::stderr(), text) } else { put(&mut io::stdout(), text) }
     }
 
@@ -57,9 +60,17 @@ impl Output {
         put(&mut io::stdout(), &serde_json::to_string(value)?)
     }
 
+    /// Result of printing, except that a reader that has gone is no failure: a run goes on.
+    pub(crate) fn unless_closed(printed: io::Result<()>) -> io::Result<()> {
+        printed.or_else(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Ok(()),
+            _ => Err(error),
+        })
+    }
+
     /// Prints a note to standard error, separate from the result; it is lost if that is closed.
     pub(crate) fn note(&self, text: &str) {
-        let _ = put(&mut io::stderr(), text);
+        let _ = put(&mut io::stderr(), &escaped(text));
     }
 }
 

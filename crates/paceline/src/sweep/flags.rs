@@ -231,6 +231,8 @@ fn known(command: &Command, name: &str, axis: &Axis) -> Result<(), String> {
     if flags().any(|(long, _)| long == name) {
         return Err(format!("{name} cannot vary"));
     }
+    let long = name.chars().count() > 100;
+    let shown = name.chars().take(100).chain(long.then_some('…')).collect::<String>();
     let names: Vec<&str> = varying().filter(|(_, f)| !f.is_hide_set()).map(|(n, _)| n).collect();
     let known = names.iter().copied().chain(["hosts", "device", "dimension"]);
     Err(match suggest(name, known) {
@@ -239,7 +241,7 @@ fn known(command: &Command, name: &str, axis: &Axis) -> Result<(), String> {
         }
         Some(meant) => format!("there is no {name} (did you mean {meant}?)"),
         None => format!(
-            "there is no {name}; these can vary: {}, and fields of the cluster such as \
+            "there is no {shown}; these can vary: {}, and fields of the cluster such as \
              dimension.0.bandwidth",
             names.join(", ")
         ),

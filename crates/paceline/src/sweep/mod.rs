@@ -21,15 +21,13 @@ pub(crate) use flags::SweepFlags;
 
 use crate::failure::Failure;
 use crate::flags::{Origins, Problems};
-use crate::output::{Output, write};
+use crate::output::{Output, Second, StopRequest, write};
 use crate::plot::{Along, Chart, Series};
 use axis::Setting;
 use clap::Command;
 use flags::Study;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One changed flag, or one changed field of the cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +69,10 @@ pub(crate) fn run(
     };
     let combinations = combinations(&study);
     let total = combinations.len();
-    let points = compute(&study, combinations, subject)?;
+    // The first Ctrl-C finishes the current point; the second exits at once. Without a handler
+    // Ctrl-C ends the process at once, and only the table is lost.
+    let stop = StopRequest::listen(Second::Exits).unwrap_or_default();
+    let points = compute(&study, combinations, subject, &stop)?;
     refuse(&study, &points, total)?;
     for point in &points {
         output.print_json(&object(&study, point))?;
@@ -87,7 +88,7 @@ pub(crate) fn run(
     if points.len() < total {
         let undrawn = if flags.plot.is_some() { "; no picture was drawn" } else { "" };
         output.note(&format!("stopped after {} of {total} points{undrawn}", points.len()));
-        return Ok(());
+        return stop.status();
     }
     if let Some(path) = &flags.plot {
         let chart = chart(flags, &study, &points);
@@ -114,23 +115,15 @@ fn compute(
     study: &Study,
     combinations: Vec<Vec<Setting>>,
     subject: &Subject<'_>,
+    stop: &StopRequest,
 ) -> Result<Vec<Point>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let handler = Arc::clone(&stop);
-    // The first Ctrl-C finishes the current point; the second exits at once. Without a handler
-    // Ctrl-C ends the process at once, and only the table is lost.
-    let _ = ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    });
     let bar = ProgressBar::new(combinations.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} points, {eta} left") {
         bar.set_style(style);
     }
     let mut points = Vec::new();
     for settings in combinations {
-        if stop.load(Ordering::Relaxed) {
+        if stop.is_made() {
             break;
         }
         let result = match (subject.result)(&changes(study, &settings)) {

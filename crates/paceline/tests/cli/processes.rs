@@ -9,9 +9,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-const TRAIN: &str = "train --model mini --seq 16 --global-batch 4 --leaves 2 --json";
+pub(super) const TRAIN: &str = "train --model mini --seq 16 --global-batch 4 --leaves 2 --json";
 /// A run that lasts longer than any test.
-const LONG: &str = "--iterations 1000000 --heartbeat-timeout 1 --out run";
+pub(super) const LONG: &str = "--iterations 1000000 --heartbeat-timeout 1 --out run";
 
 fn bits(out: &str) -> Vec<String> {
     let objects = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -161,14 +161,14 @@ fn shared_memory_reads_arenas_in_place() {
 }
 
 /// A run in the background, whose ranks can be found and killed.
-struct Running {
+pub(super) struct Running {
     child: Option<Child>,
-    ranks: Vec<u32>,
+    pub(super) ranks: Vec<u32>,
 }
 
 impl Running {
     /// Starts a run, and waits until the first iterations are done.
-    fn start(here: &Folder, line: &str) -> Self {
+    pub(super) fn start(here: &Folder, line: &str) -> Self {
         let mut child = here
             .command()
             .args(line.split_whitespace())
@@ -187,17 +187,17 @@ impl Running {
         Self { child: Some(child), ranks }
     }
 
-    fn signal(&self, pid: u32, signal: &str) {
+    pub(super) fn signal(&self, pid: u32, signal: &str) {
         let done = Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
         assert!(done.success());
     }
 
-    fn launcher(&self) -> u32 {
+    pub(super) fn launcher(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
     /// Waits for the end of the run, and checks that every process has ended.
-    fn end(mut self) -> (Option<i32>, String, String) {
+    pub(super) fn end(mut self) -> (Option<i32>, String, String) {
         let mut child = self.child.take().unwrap();
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let read = |mut from: Box<dyn std::io::Read + Send>| {
@@ -306,7 +306,7 @@ fn ranks_do_not_outlive_their_launcher() {
 }
 
 /// Starts one rank as an external launcher would.
-fn foreign(here: &Folder, line: &str, rank: u32, at: SocketAddr) -> Child {
+pub(super) fn foreign(here: &Folder, line: &str, rank: u32, at: SocketAddr) -> Child {
     here.command()
         .args(line.split_whitespace())
         .args(["--launch", "env"])
@@ -323,7 +323,7 @@ fn foreign(here: &Folder, line: &str, rank: u32, at: SocketAddr) -> Child {
 
 /// An unused address for a server that another process starts, on a loopback address of its own:
 /// the kernel gives clients ports of 127.0.0.1, so none can take this one before the server does.
-fn unused_address() -> SocketAddr {
+pub(super) fn unused_address() -> SocketAddr {
     static CALLS: AtomicU8 = AtomicU8::new(2);
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     let own = Ipv4Addr::new(127, 1 + high % 250, low, CALLS.fetch_add(1, Ordering::Relaxed));

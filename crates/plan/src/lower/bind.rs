@@ -467,12 +467,7 @@ impl RoleIr<'_> {
     /// Bucket and entry that hold a parameter.
     fn owner(&self, layer: usize, param: ParamId) -> (usize, usize) {
         let holder = self.context.graph.holder(LayerId::from(layer), param);
-        let found = self.buckets.iter().enumerate().find_map(|(b, state)| {
-            let owners = &state.shape.owners;
-            let entry = owners.iter().position(|&owner| owner == holder)?;
-            Some((b, entry))
-        });
-        found.unwrap_or_else(|| {
+        self.owners.get(&holder).copied().unwrap_or_else(|| {
             let tied = self.buckets.iter().position(|b| b.shape.tied);
             (tied.expect("every parameter has a bucket"), 0)
         })

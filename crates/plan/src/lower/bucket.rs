@@ -4,7 +4,7 @@ use super::shard::ShardedLayer;
 use super::tables::{self, TableUpdate};
 use crate::compress::Compression;
 use crate::dtype::DType;
-use crate::graph::{BLOCK, Graph, Param};
+use crate::graph::{BLOCK, Graph};
 use crate::ids::{LayerId, ParamId};
 use crate::program::Entry;
 use crate::strategy::{Strategy, Zero};
@@ -49,6 +49,8 @@ pub(super) struct Deal<'a> {
     pub(super) parts: u64,
     /// Number of shards of a bucket of separate experts.
     pub(super) expert_parts: u64,
+    /// Numbers of parameters before each layer and in all, outside experts and of experts.
+    pub(super) before: Vec<[u32; 2]>,
 }
 
 impl Deal<'_> {
@@ -138,6 +140,21 @@ impl Deal<'_> {
         self.filled(layers, owners, holds)
     }
 
+    /// Index of a parameter among all of the model's, experts last; the second use of a tied table
+    /// has the index of the first.
+    fn norm_entry(&self, layer: LayerId, param: ParamId) -> u32 {
+        let decl = self.graph.layer(layer).param(param);
+        if decl.tied && self.graph.layer(layer).input.is_some() {
+            let first = self.graph.layer(LayerId(0));
+            return first.params.iter().position(|p| p.tied).unwrap_or(0) as u32;
+        }
+        let experts = decl.experts > 0;
+        let own = self.graph.layer(layer).params[..param.index()].iter();
+        let own = own.filter(|param| (param.experts > 0) == experts).count() as u32;
+        let others = if experts { self.before[self.graph.layers.len()][0] } else { 0 };
+        others + self.before[layer.index()][usize::from(experts)] + own
+    }
+
     /// Builds a bucket of the given parameters.
     fn filled(
         &self,
@@ -173,7 +190,7 @@ impl Deal<'_> {
                 running: decl.running,
                 sparse: decl.sparse,
                 counted: !second_use && !decl.running && !decl.sparse,
-                norm_entry: norm_entry(self.graph, layer, param),
+                norm_entry: self.norm_entry(layer, param),
             };
             offset += entry.elements().div_ceil(BLOCK) * BLOCK;
             if sharded.partial {
@@ -239,22 +256,17 @@ fn separate_running_averages(s: &Strategy) -> bool {
     s.compress != Compression::None || s.local.is_some() || s.sync.is_async()
 }
 
-/// Index of a parameter among all of the model's, experts last; the second use of a tied table has
-/// the index of the first.
-fn norm_entry(graph: &Graph, layer: LayerId, param: ParamId) -> u32 {
-    let decl = graph.layer(layer).param(param);
-    if decl.tied && graph.layer(layer).input.is_some() {
-        let first = graph.layer(LayerId(0));
-        return first.params.iter().position(|p| p.tied).unwrap_or(0) as u32;
+/// Numbers of parameters before each layer and in all, outside experts and of experts.
+pub(super) fn params_before(graph: &Graph) -> Vec<[u32; 2]> {
+    let mut before = vec![[0; 2]];
+    for layer in 0..graph.layers.len() {
+        let mut counts = before[layer];
+        for param in &graph.layer(LayerId::from(layer)).params {
+            counts[usize::from(param.experts > 0)] += 1;
+        }
+        before.push(counts);
     }
-    let experts = decl.experts > 0;
-    let same_layout =
-        |params: &[Param]| params.iter().filter(|p| (p.experts > 0) == experts).count();
-    let before: usize =
-        (0..layer.index()).map(|l| same_layout(&graph.layer(LayerId::from(l)).params)).sum();
-    let own = same_layout(&graph.layer(layer).params[..param.index()]);
-    let others = if experts { dense_norm_entries(graph) } else { 0 };
-    others + (before + own) as u32
+    before
 }
 
 /// Number of entries of the gradient norm.

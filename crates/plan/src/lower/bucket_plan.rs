@@ -301,6 +301,9 @@ impl RoleIr<'_> {
         if holders.sharded {
             optimizer.shard = holders.update.map(|group| self.context.group(group));
         }
+        for (entry, owner) in shape.owners.iter().enumerate() {
+            self.owners.entry(*owner).or_insert((self.buckets.len(), entry));
+        }
         self.buckets.push(BucketPlan {
             shape,
             weights,

@@ -219,6 +219,7 @@ impl Context {
             strategy: &self.strategy,
             parts: parts(GroupKind::Replicas),
             expert_parts: parts(EXPERT_REPLICAS),
+            before: bucket::params_before(&self.graph),
         }
     }
 }

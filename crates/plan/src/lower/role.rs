@@ -13,7 +13,7 @@ use super::tables::TableState;
 use super::{Context, UNDECIDED};
 use crate::collective::{CollectiveKind, Reduction, SummationOrder};
 use crate::dtype::DType;
-use crate::ids::{BufferId, CallId, LaneId, OpId, Stage, StageRank};
+use crate::ids::{BufferId, CallId, LaneId, LayerId, OpId, ParamId, Stage, StageRank};
 use crate::mesh::GroupKind;
 use crate::program::{
     Bucket, Buffer, Call, CarryoverOp, MemoryKind, Op, Outputs, Program, Section, Segment, View,
@@ -52,6 +52,8 @@ pub(super) struct RoleIr<'c> {
     pub(super) handed: Option<(Stage, BufferId)>,
     pub(super) handed_grad: Option<(Stage, BufferId)>,
     pub(super) buckets: Vec<BucketPlan>,
+    /// Bucket and entry of each parameter.
+    pub(super) owners: BTreeMap<(LayerId, ParamId), (usize, usize)>,
     /// Tables with sparse steps.
     pub(super) tables: Option<TableState>,
     /// The current section.
@@ -92,6 +94,7 @@ impl<'c> RoleIr<'c> {
             handed: None,
             handed_grad: None,
             buckets: Vec::new(),
+            owners: BTreeMap::new(),
             tables: None,
             body: Section::default(),
             prologue: Section::default(),

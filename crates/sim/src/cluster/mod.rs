@@ -51,7 +51,7 @@ use std::fmt;
 ///
 /// [`Cluster::parse`] and [`preset::get`] guarantee: at least one dimension, no size of zero, at
 /// most [`Cluster::MAX_DEVICES`] devices, and a host count that divides them. Rates are positive
-/// and finite, efficiencies above 0 and at most 1, and in graphs every device reaches every other.
+/// and finite, efficiencies from 1e-6 to 1, and in graphs every device reaches every other.
 /// Code that builds a cluster by hand must guarantee the same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cluster {

@@ -8,8 +8,10 @@ use super::wait_policy::{Interest, WaitPolicy};
 use super::{Common, ProcessTransport};
 use crate::error::CommError;
 use crate::recorder::FlightRecorder;
-use crate::rendezvous::control::{Control, ControlConnection, Disconnected, Member};
-use crate::rendezvous::handshake::{AuthListener, LONGEST_BODY, connect_authenticated};
+use crate::rendezvous::control::{Control, ControlConnection, Disconnected, JobNonce, Member};
+use crate::rendezvous::handshake::{
+    AuthListener, Authenticated, LONGEST_BODY, connect_authenticated,
+};
 use crate::rendezvous::{RendezvousOptions, RendezvousServer};
 use crate::secret::Secret;
 use crate::shm::inbox::{Inbox, Layout, Outbox};
@@ -45,6 +47,9 @@ pub struct ProcessOptions {
     pub connections: u32,
     /// Bytes of each shared-memory ring; one per ordered pair of ranks in an shm domain.
     pub ring: usize,
+    /// True to encrypt and authenticate everything that is sent over TCP. Connection set-up and
+    /// control messages always are.
+    pub encrypt: bool,
     /// Time limit for all ranks to join and to connect to each other.
     pub join: Duration,
     /// Silence after which a rank is declared lost. Process death is detected at once.
@@ -70,6 +75,7 @@ impl ProcessOptions {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             connections: 1,
             ring: 256 << 10,
+            encrypt: false,
             join: Duration::from_secs(60),
             heartbeat_timeout: Duration::from_secs(10),
             threads: 1,
@@ -104,16 +110,22 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
         segment: address,
         mark,
     };
-    let (mut line, members, rendezvous_rank) = join(options, member, deadline)?;
-    let links = match links(options, layout, listener, &members, deadline) {
+    let World { mut line, members, rendezvous: rendezvous_rank, job } =
+        join(options, member, deadline)?;
+    let connected = links(options, layout, listener, (&mut line, &members, &job), deadline)
+        .map_err(|cause| (Control::Abort { reason: cause.to_string() }, cause))
+        .and_then(|links| match get_ready(options, &mut line, deadline) {
+            Ok(()) => Ok(links),
+            Err(cause) => Err((Control::Over { cause: cause.clone() }, cause)),
+        });
+    let links = match connected {
         Ok(links) => links,
-        Err(cause) => {
+        Err((message, cause)) => {
             // The other ranks learn of it from the rendezvous server instead of waiting.
-            let _ = line.send(&Control::Abort { reason: cause.to_string() });
+            line.close(&message, GRACE);
             return Err(cause);
         }
     };
-    get_ready(&mut line, deadline)?;
     // All ranks of the shm domain have mapped the segment by now: its name is no longer needed.
     drop(segment);
     let event = || {
@@ -159,6 +171,9 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
     })
 }
 
+/// Time for the rendezvous server to receive the reason why a rank does not begin.
+const GRACE: Duration = Duration::from_secs(1);
+
 fn check(options: &ProcessOptions) -> Result<(), CommError> {
     let ProcessOptions { rank, world, connections, ring, .. } = *options;
     let wrong = if rank.0 >= world {
@@ -190,12 +205,20 @@ fn start_rendezvous(options: &ProcessOptions) -> Result<Option<RendezvousServer>
     RendezvousServer::start(rendezvous).map(Some)
 }
 
+/// All ranks of a job, and this rank's connection to their rendezvous server.
+struct World {
+    line: ControlConnection,
+    members: Vec<Member>,
+    rendezvous: Option<Rank>,
+    job: JobNonce,
+}
+
 /// Joins through the rendezvous server's listener and waits until all ranks have joined.
 fn join(
     options: &ProcessOptions,
     mut member: Member,
     deadline: Instant,
-) -> Result<(ControlConnection, Vec<Member>, Option<Rank>), CommError> {
+) -> Result<World, CommError> {
     // A listener on all addresses is reachable at this rank's address towards the server.
     if let Some(address) = member.listens.as_mut().filter(|address| address.ip().is_unspecified()) {
         let probe = std::net::UdpSocket::bind(SocketAddr::new(options.bind, 0))
@@ -208,7 +231,7 @@ fn join(
             })?;
         address.set_ip(probe.ip());
     }
-    let facts = options.facts.clone();
+    let facts = facts(options);
     let body = Control::Join { member, world: options.world, facts }.encode();
     if body.len() > LONGEST_BODY {
         let bytes = body.len();
@@ -216,22 +239,54 @@ fn join(
             "{bytes} bytes of facts; at most {LONGEST_BODY} are possible"
         )));
     }
-    let stream = connect_authenticated(options.rendezvous, &options.secret, &body, deadline)?;
-    let mut line = ControlConnection::new(stream).map_err(hung_up)?;
+    let authenticated = connect_authenticated(
+        options.rendezvous,
+        &options.secret,
+        &body,
+        deadline,
+        &mut || Ok(()),
+    )?;
+    let hung_up = |how| hung_up(options, how);
+    let mut line = ControlConnection::new(authenticated).map_err(hung_up)?;
     // The rendezvous server has the same deadline and reports the missing ranks.
-    match line.recv_until(deadline + Duration::from_secs(1)).map_err(hung_up)? {
-        Some(Control::World { members, rendezvous }) if members.len() == options.world as usize => {
-            Ok((line, members, rendezvous))
+    match line.recv_until(deadline + Duration::from_secs(1)).map_err(hung_up) {
+        Ok(Some(Control::World { members, rendezvous, job }))
+            if members.len() == options.world as usize =>
+        {
+            Ok(World { line, members, rendezvous, job })
         }
-        Some(Control::Over { cause }) => Err(cause),
-        _ => {
+        Ok(Some(Control::Over { cause })) => Err(cause),
+        Ok(_) => {
             Err(problem(format!("the rendezvous server at {} does not answer", options.rendezvous)))
+        }
+        Err(cause) => {
+            line.close(&Control::Over { cause: cause.clone() }, GRACE);
+            Err(cause)
         }
     }
 }
 
+/// Facts that all ranks must agree on: those of the job, and those of its connections.
+fn facts(options: &ProcessOptions) -> BTreeMap<String, String> {
+    let mut facts = options.facts.clone();
+    for (name, value) in [
+        ("transport", options.transport.name().to_owned()),
+        ("encryption of messages", if options.encrypt { "on" } else { "off" }.to_owned()),
+        ("number of connections between two ranks", options.connections.to_string()),
+        ("bytes of a shared-memory ring", options.ring.to_string()),
+    ] {
+        facts.insert(name.to_owned(), value);
+    }
+    facts
+}
+
 /// Tells the rendezvous server that all links are up and waits until every rank has done so.
-fn get_ready(line: &mut ControlConnection, deadline: Instant) -> Result<(), CommError> {
+fn get_ready(
+    options: &ProcessOptions,
+    line: &mut ControlConnection,
+    deadline: Instant,
+) -> Result<(), CommError> {
+    let hung_up = |how| hung_up(options, how);
     line.send(&Control::Ready).map_err(hung_up)?;
     loop {
         match line.recv_until(deadline + Duration::from_secs(1)).map_err(hung_up)? {
@@ -251,7 +306,7 @@ fn links(
     options: &ProcessOptions,
     layout: Layout,
     listener: Option<AuthListener>,
-    members: &[Member],
+    (line, members, job): (&mut ControlConnection, &[Member], &JobNonce),
     deadline: Instant,
 ) -> Result<Vec<Link>, CommError> {
     let own = &members[options.rank.index()];
@@ -266,16 +321,21 @@ fn links(
         )));
     }
     let far: Vec<&Member> = members.iter().filter(by_socket).collect();
-    let mut streams = call(options, &far, deadline)?;
-    if let Some(listener) = listener {
-        answer(options, listener, &far, &mut streams, deadline)?;
+    // A connection of another job with the same secret cannot take the place of one of this.
+    let secret = options.secret.derive("paceline data connections", job);
+    let mut go_on = || still_on(options, line);
+    let mut streams = call(options, &secret, &far, deadline, &mut go_on)?;
+    if let Some(mut listener) = listener {
+        listener.set_secret(secret);
+        answer(options, listener, &far, &mut streams, deadline, &mut go_on)?;
     }
     let link = |member: &Member| {
         if member.rank == options.rank {
             return Ok(Link::Own);
         }
         if let Some(streams) = streams.remove(&member.rank) {
-            return Ok(Link::Sockets(streams.into_values().map(Connection::new).collect()));
+            let connection = |stream| Connection::new(stream, options.encrypt);
+            return Ok(Link::Sockets(streams.into_values().map(connection).collect()));
         }
         let outbox = Outbox::open(&member.segment, &member.mark, layout, options.rank.0)?;
         Ok(Link::Shared(RingLink::new(outbox)))
@@ -283,14 +343,27 @@ fn links(
     members.iter().map(link).collect()
 }
 
+/// Returns the reason why the job has ended while the ranks still connect to each other, if it has.
+fn still_on(options: &ProcessOptions, line: &mut ControlConnection) -> Result<(), CommError> {
+    loop {
+        match line.try_recv().map_err(|how| hung_up(options, how))? {
+            None => return Ok(()),
+            Some(Control::Over { cause }) => return Err(cause),
+            Some(_) => {}
+        }
+    }
+}
+
 /// TCP streams to each rank, by connection index.
-type Streams = BTreeMap<Rank, BTreeMap<u32, TcpStream>>;
+type Streams = BTreeMap<Rank, BTreeMap<u32, Authenticated>>;
 
 /// Connects to all lower ranks; this order cannot deadlock.
 fn call(
     options: &ProcessOptions,
+    secret: &Secret,
     far: &[&Member],
     deadline: Instant,
+    go_on: &mut dyn FnMut() -> Result<(), CommError>,
 ) -> Result<Streams, CommError> {
     let mut streams = Streams::new();
     for member in far.iter().filter(|member| member.rank < options.rank) {
@@ -299,9 +372,12 @@ fn call(
             problem(format!("rank {rank} on {host} uses shared memory only; others need TCP"))
         })?;
         for index in 0..options.connections {
-            let body = Control::Data { from: options.rank, index }.encode();
-            let stream = connect_authenticated(at, &options.secret, &body, deadline)
-                .and_then(|stream| prepare(stream).map_err(|e| problem(e.to_string())))
+            let body = Control::Data { from: options.rank, to: *rank, index }.encode();
+            let stream = connect_authenticated(at, secret, &body, deadline, go_on)
+                .and_then(|authenticated| match prepare(&authenticated.stream) {
+                    Ok(()) => Ok(authenticated),
+                    Err(error) => Err(problem(error.to_string())),
+                })
                 .map_err(|error| problem(format!("rank {rank} on {host}: {error}")))?;
             streams.entry(*rank).or_default().insert(index, stream);
         }
@@ -316,6 +392,7 @@ fn answer(
     far: &[&Member],
     streams: &mut Streams,
     deadline: Instant,
+    go_on: &mut dyn FnMut() -> Result<(), CommError>,
 ) -> Result<(), CommError> {
     let higher: Vec<_> = far.iter().filter(|member| member.rank > options.rank).collect();
     let missing = |streams: &Streams| {
@@ -325,26 +402,23 @@ fn answer(
         higher.iter().find(|member| !complete(&member.rank)).copied()
     };
     while let Some(member) = missing(streams) {
+        go_on()?;
         if Instant::now() >= deadline {
             let (rank, host) = (member.rank, &member.host);
             return Err(problem(format!("rank {rank} on {host} did not connect in time")));
         }
-        for (stream, body) in listener.attend(Duration::from_millis(20)) {
-            let Some(Control::Data { from, index }) = Control::decode(&body) else { continue };
-            let expected = higher.iter().any(|member| member.rank == from);
-            if expected && index < options.connections && prepare_ref(&stream).is_ok() {
-                streams.entry(from).or_default().insert(index, stream);
+        for (authenticated, body) in listener.attend(Duration::from_millis(20)) {
+            let Some(Control::Data { from, to, index }) = Control::decode(&body) else { continue };
+            let expected = to == options.rank && higher.iter().any(|member| member.rank == from);
+            if expected && index < options.connections && prepare(&authenticated.stream).is_ok() {
+                streams.entry(from).or_default().insert(index, authenticated);
             }
         }
     }
     Ok(())
 }
 
-fn prepare(stream: TcpStream) -> std::io::Result<TcpStream> {
-    prepare_ref(&stream).map(|()| stream)
-}
-
-fn prepare_ref(stream: &TcpStream) -> std::io::Result<()> {
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     stream.set_nodelay(true)?;
@@ -404,8 +478,15 @@ fn shm_domain(host: &str) -> String {
     format!("{}/{}/{user}/{host}", boot.trim(), processes.display())
 }
 
-fn hung_up(Disconnected(how): Disconnected) -> CommError {
-    problem(format!("the rendezvous server is gone: {how}"))
+fn hung_up(options: &ProcessOptions, how: Disconnected) -> CommError {
+    match how {
+        Disconnected::Peer(how) => problem(format!("the rendezvous server is gone: {how}")),
+        Disconnected::Altered => {
+            let rank = options.rank;
+            let way = format!("control messages from the rendezvous server to rank {rank}");
+            CommError::Altered { way }
+        }
+    }
 }
 
 fn problem(problem: String) -> CommError {

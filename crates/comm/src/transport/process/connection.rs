@@ -7,6 +7,9 @@
 
 use super::link::{Key, SendBacklog, Sending};
 use super::lock;
+use super::sealed_stream::RECORD;
+use crate::rendezvous::handshake::Authenticated;
+use crate::session::{Opener, Sealer, Session};
 use crate::shm::splice::SplicePipe;
 use crate::wire::{self, GRAIN, HEAD, padded};
 use rustix::io::Errno;
@@ -23,6 +26,8 @@ use std::time::Instant;
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     out: Mutex<ToSocket>,
+    /// Opens the peer's records, if payloads are encrypted, until the receiving half takes it.
+    opener: Mutex<Option<Opener>>,
     /// Time at which the connection broke, if it has. Nothing can be sent or received after that;
     /// the rendezvous server names the rank at fault.
     broken: OnceLock<Instant>,
@@ -32,6 +37,8 @@ pub(super) struct Connection {
 
 #[derive(Debug, Default)]
 struct ToSocket {
+    /// Seals everything that is sent, if payloads are encrypted. Nothing is sent zero-copy then.
+    sealer: Option<Sealer>,
     /// Unsent rest of a head or of padding, sent before everything else.
     carry: SendBacklog,
     queue: VecDeque<SendBacklog>,
@@ -50,9 +57,27 @@ struct ToSocket {
 const WORTH_LENDING: usize = 64 << 10;
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream) -> Self {
-        let (out, ended) = (Mutex::default(), AtomicBool::new(false));
-        Self { stream, out, broken: OnceLock::new(), ended }
+    pub(super) fn new(authenticated: Authenticated, encrypt: bool) -> Self {
+        let Authenticated { stream, session: Session { sealer, opener } } = authenticated;
+        let out = ToSocket { sealer: encrypt.then_some(sealer), ..ToSocket::default() };
+        Self {
+            stream,
+            out: Mutex::new(out),
+            opener: Mutex::new(encrypt.then_some(opener)),
+            broken: OnceLock::new(),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// Hands over the opener of the peer's records, if payloads are encrypted.
+    pub(super) fn take_opener(&self) -> Option<Opener> {
+        lock(&self.opener).take()
+    }
+
+    /// Returns true if payloads are encrypted and the last record has not left completely.
+    pub(super) fn has_sealed_backlog(&self) -> bool {
+        let out = lock(&self.out);
+        out.sealer.is_some() && !out.carry.is_done() && !self.is_broken()
     }
 
     /// Time at which the connection broke.
@@ -139,6 +164,9 @@ impl Connection {
         if !out.carry.is_done() || (message.gone.is_none() && others_first) {
             return message.gone;
         }
+        if out.sealer.is_some() {
+            return self.seal(out, message);
+        }
         if message.gone.is_none() {
             let worth = message.in_place && total >= WORTH_LENDING;
             out.in_place = worth && out.has_splice_pipe();
@@ -198,6 +226,36 @@ impl Connection {
                 return gone;
             }
         }
+    }
+
+    /// Seals and writes as many records of a message as the socket accepts. A record counts as sent
+    /// once it is sealed; `empty` writes the rest of it.
+    fn seal(&self, out: &mut ToSocket, message: Sending<'_>) -> Option<usize> {
+        let total = message.total();
+        let (mut gone, head) = (message.gone, wire::encode(message.header, total, false));
+        let filling = [0; GRAIN];
+        while out.carry.is_done() && gone.is_none_or(|gone| gone < total) {
+            let before: &[u8] = if gone.is_none() { &head } else { &[] };
+            let at = gone.unwrap_or(0);
+            let mut room = (RECORD - before.len()).min(total - at);
+            let last = at + room == total;
+            let after = if last { &filling[..padded(total) - total] } else { &[] };
+            let payload = message.rest(at).map_while(|piece| {
+                let part = &piece[..room.min(piece.len())];
+                room -= part.len();
+                (!part.is_empty()).then_some(part)
+            });
+            let record = [before].into_iter().chain(payload).chain([after]);
+            let end = at + (RECORD - before.len()).min(total - at);
+            out.carry.seal(out.sealer.as_mut(), record);
+            out.begun = (!last).then_some(message.key());
+            gone = Some(end);
+            self.empty(out);
+            if self.is_broken() {
+                return Some(total);
+            }
+        }
+        gone
     }
 
     /// Hands over as many pages of a message as the socket accepts.
@@ -262,10 +320,18 @@ impl Connection {
     /// Writes queued data, unless a message that has begun comes first.
     fn empty(&self, out: &mut ToSocket) {
         loop {
+            let sealed = out.sealer.is_some();
             let waiting = if !out.carry.is_done() {
                 &mut out.carry
             } else if let (None, Some(first)) = (out.begun, out.queue.front_mut()) {
-                first
+                if sealed {
+                    let end = first.bytes.len().min(first.gone + RECORD);
+                    out.carry.seal(out.sealer.as_mut(), [&first.bytes[first.gone..end]]);
+                    first.gone = end;
+                    &mut out.carry
+                } else {
+                    first
+                }
             } else {
                 break;
             };

@@ -1,6 +1,8 @@
 //! Receiving half of a rank: arriving data, passed to the caller or queued.
 
+use super::connection::Connection;
 use super::link::Link;
+use super::sealed_stream::{SealedBuffer, SealedStream};
 use super::stream::{RecvBuffer, Stream};
 use super::{ProcessTransport, lock};
 use crate::error::CommError;
@@ -17,17 +19,32 @@ use std::sync::atomic::Ordering;
 pub(super) struct Arrivals {
     pub(super) mail: Mailbox,
     /// One reader per stream: the ring, or each of the connections.
-    pub(super) inflows: Vec<(FrameReader, RecvBuffer)>,
+    pub(super) inflows: Vec<(FrameReader, Buffer)>,
+}
+
+/// Receive buffer of a stream.
+#[derive(Debug)]
+pub(super) enum Buffer {
+    /// Of a plain connection; unused by a ring.
+    Plain(RecvBuffer),
+    /// Of an encrypted connection.
+    Sealed(SealedBuffer),
 }
 
 impl Arrivals {
     pub(super) fn new(link: &Link) -> Self {
-        let streams = match link {
-            Link::Own => 0,
-            Link::Shared(_) => 1,
-            Link::Sockets(connections) => connections.len(),
+        let plain = || Buffer::Plain(RecvBuffer::default());
+        let buffer = |connection: &Connection| {
+            connection
+                .take_opener()
+                .map_or_else(plain, |opener| Buffer::Sealed(SealedBuffer::new(opener)))
         };
-        let inflows = (0..streams).map(|_| Default::default()).collect();
+        let buffers = match link {
+            Link::Own => Vec::new(),
+            Link::Shared(_) => vec![plain()],
+            Link::Sockets(connections) => connections.iter().map(buffer).collect(),
+        };
+        let inflows = buffers.into_iter().map(|buffer| (FrameReader::default(), buffer)).collect();
         Self { mail: Mailbox::default(), inflows }
     }
 }
@@ -66,8 +83,15 @@ impl ProcessTransport {
                 let index = channel as usize % connections.len();
                 let connection = &connections[index];
                 let (inflow, backlog) = &mut inflows[index];
-                let stream = Stream { connection, backlog };
-                let outcome = look(&mut Incoming { mail, stream: Origin::Socket(inflow, stream) });
+                let stream = match backlog {
+                    Buffer::Plain(backlog) => {
+                        Origin::Socket(inflow, Stream { connection, backlog })
+                    }
+                    Buffer::Sealed(buffer) => {
+                        Origin::Sealed(inflow, SealedStream { connection, buffer })
+                    }
+                };
+                let outcome = look(&mut Incoming { mail, stream });
                 let ended = inflows[index].0.ended;
                 connection.ended.store(ended, Ordering::Release);
                 (outcome, ended)
@@ -78,13 +102,14 @@ impl ProcessTransport {
             Ok(None) if departed => Err(CommError::PeerClosed { rank: common.rank, peer: from }),
             Ok(found) => Ok(found),
             Err(StreamError::Comm(error)) => Err(error),
+            // Nothing that follows can be read either: the world cannot continue.
             Err(StreamError::Wire(error)) => {
-                // Nothing that follows can be read either: the world cannot continue.
                 let reason = format!("rank {} cannot read it: {error}", common.rank);
-                let cause = CommError::Failed { rank: from, reason };
-                common.fail(cause.clone());
-                common.wake();
-                Err(cause)
+                Err(common.end(CommError::Failed { rank: from, reason }))
+            }
+            Err(StreamError::Altered) => {
+                let way = format!("messages from rank {from} to rank {}", common.rank);
+                Err(common.end(CommError::Altered { way }))
             }
         }
     }
@@ -183,6 +208,7 @@ enum Origin<'i> {
     Nothing,
     Ring(&'i mut FrameReader, &'i mut Inbox, u32),
     Socket(&'i mut FrameReader, Stream<'i>),
+    Sealed(&'i mut FrameReader, SealedStream<'i>),
 }
 
 impl Incoming<'_> {
@@ -197,6 +223,7 @@ impl Incoming<'_> {
                 inflow.take(&mut inbox.ring(*sender), self.mail, channel, visit)
             }
             Origin::Socket(inflow, stream) => inflow.take(stream, self.mail, channel, visit),
+            Origin::Sealed(inflow, stream) => inflow.take(stream, self.mail, channel, visit),
         }
     }
 
@@ -207,6 +234,7 @@ impl Incoming<'_> {
                 inflow.queued_message(&mut inbox.ring(*sender), self.mail, channel)
             }
             Origin::Socket(inflow, stream) => inflow.queued_message(stream, self.mail, channel),
+            Origin::Sealed(inflow, stream) => inflow.queued_message(stream, self.mail, channel),
         }
     }
 
@@ -215,6 +243,7 @@ impl Incoming<'_> {
         match &mut self.stream {
             Origin::Nothing | Origin::Ring(..) => Ok(true),
             Origin::Socket(inflow, stream) => inflow.read_acks(stream, self.mail, messages),
+            Origin::Sealed(inflow, stream) => inflow.read_acks(stream, self.mail, messages),
         }
     }
 }

@@ -7,6 +7,7 @@
 use super::connection::Connection;
 use super::lock;
 use crate::error::CommError;
+use crate::session::Sealer;
 use crate::shm::inbox::{Doorbell, Outbox};
 use crate::transport::{Header, Tag};
 use crate::wire::{self, HEAD, padded};
@@ -79,6 +80,20 @@ pub(super) struct SendBacklog {
 impl SendBacklog {
     pub(super) fn is_done(&self) -> bool {
         self.gone == self.bytes.len()
+    }
+
+    /// Replaces what has been sent by a record of `pieces`, or by themselves without a sealer.
+    pub(super) fn seal<'p>(
+        &mut self,
+        sealer: Option<&mut Sealer>,
+        pieces: impl IntoIterator<Item = &'p [u8]>,
+    ) {
+        self.bytes.clear();
+        self.gone = 0;
+        match sealer {
+            Some(sealer) => sealer.seal(pieces, &mut self.bytes),
+            None => pieces.into_iter().for_each(|piece| self.bytes.extend_from_slice(piece)),
+        }
     }
 }
 

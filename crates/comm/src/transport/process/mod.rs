@@ -8,6 +8,9 @@ mod connect;
 mod connection;
 mod incoming;
 mod link;
+#[cfg(test)]
+mod relay_tests;
+mod sealed_stream;
 mod service_thread;
 mod shared_memory;
 mod stream;
@@ -103,7 +106,12 @@ impl ProcessTransport {
             Link::Shared(link) => link.try_send(message)?,
             Link::Sockets(connections) => {
                 let index = header.tag.channel() as usize % connections.len();
-                connections[index].try_send(message)
+                let now = connections[index].try_send(message);
+                // The end of a sealed message may still wait for the socket.
+                if now == Some(total) && connections[index].has_sealed_backlog() {
+                    common.wake();
+                }
+                now
             }
         };
         if gone.is_none() && now.is_some() {
@@ -278,6 +286,13 @@ impl Common {
         let _ = self.failure.set(cause);
         self.bell.ring();
         let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
+    }
+
+    /// Ends the job because of what this rank found; returns it.
+    fn end(&self, cause: CommError) -> CommError {
+        self.fail(cause.clone());
+        self.wake();
+        cause
     }
 
     /// Wakes the waiting thread.

@@ -115,7 +115,14 @@ impl ServiceThread {
                 }
                 Ok(Some(Control::Goodbye)) => heartbeat.over = true,
                 Ok(Some(_)) => heartbeat.last = now,
-                Err(Disconnected(how)) => {
+                Err(Disconnected::Altered) => {
+                    let way = format!(
+                        "control messages from the rendezvous server to rank {}",
+                        self.common.rank
+                    );
+                    return self.common.fail(CommError::Altered { way });
+                }
+                Err(Disconnected::Peer(how)) => {
                     let cause =
                         self.rendezvous_lost(&format!("died ({how})"), now - heartbeat.last);
                     return self.common.fail(cause);

@@ -45,7 +45,7 @@ impl SharedMemory for ProcessTransport {
 
     fn take_staging(&mut self, bytes: usize) -> Result<SharedBuffer, CommError> {
         let staging = &mut self.sharing.staging;
-        match staging.iter().position(|buffer| buffer.len() >= bytes) {
+        match staging.iter().position(|buffer| buffer.size() >= bytes) {
             Some(at) => Ok(staging.swap_remove(at)),
             None => self.alloc_shared(bytes),
         }

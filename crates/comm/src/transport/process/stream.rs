@@ -3,7 +3,7 @@
 
 use super::connection::Connection;
 use crate::error::CommError;
-use crate::frame_reader::Source;
+use crate::frame_reader::{Source, StreamError};
 use crate::wire::{GRAIN, HEAD};
 use std::io::{ErrorKind, Read};
 
@@ -72,7 +72,7 @@ impl Stream<'_> {
 }
 
 impl Source for Stream<'_> {
-    fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError> {
+    fn head(&mut self) -> Result<Option<[u8; HEAD]>, StreamError> {
         self.fetch(HEAD, if self.backlog.large { HEAD } else { BUFFER });
         let RecvBuffer { bytes, start, end, fresh, .. } = &mut *self.backlog;
         let head = bytes[*start..*end].first_chunk().copied();
@@ -83,7 +83,7 @@ impl Source for Stream<'_> {
         Ok(head)
     }
 
-    fn peek(&mut self, wanted: usize) -> Result<&[u8], CommError> {
+    fn peek(&mut self, wanted: usize) -> Result<&[u8], StreamError> {
         self.fetch(wanted.min(GRAIN), BUFFER);
         self.backlog.expect(wanted);
         let RecvBuffer { bytes, start, end, .. } = &*self.backlog;

@@ -16,7 +16,7 @@ use paceline_comm::measure::{bus_factor, least_traffic, measure};
 use paceline_comm::process::{ProcessOptions, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::{
-    CollectiveSpec, CommError, Secret, Transport, TransportKind, affinity, thread,
+    CollectiveSpec, CommError, Secret, Transport, TransportKind, Vector, affinity, thread,
 };
 use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder, resolve};
 use paceline_plan::ids::Rank;
@@ -79,6 +79,9 @@ pub(crate) struct Flags {
     /// works too
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
     secret_file: Option<PathBuf>,
+    /// Encrypt and authenticate all that ranks send over TCP (AES-256-GCM)
+    #[arg(long, help_heading = "Ranks")]
+    encrypt: bool,
     /// Seconds without a heartbeat after which a rank is declared lost; a dead process is noticed
     /// at once [default: 60]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, help_heading = "Ranks")]
@@ -138,6 +141,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     if request.launch.by == LaunchMode::Environment {
         return join_others(&request, flags);
     }
+    request.launch.warnings.iter().for_each(|text| output.note(&format!("warning: {text}")));
     if !output.is_json() {
         output.print(&heading())?;
     }
@@ -200,10 +204,15 @@ fn check(flags: &Flags, origins: Origins) -> Result<Request, Failure> {
         launch,
         bind,
         secret_file,
+        encrypt: flags.encrypt,
         heartbeat_timeout: silence,
         ..LaunchFlags::default()
     };
     let launch = launch.check(&mut problems);
+    let by_memory = |kind| matches!(kind, TransportKind::Thread | TransportKind::Shm);
+    if let Some(kind) = transports.iter().copied().find(|kind| launch.encrypt && by_memory(*kind)) {
+        problems.add("--encrypt", format!("is about TCP, and ranks of {kind} share memory"));
+    }
     if launch.by == LaunchMode::Environment {
         if flags.ranks.is_some() {
             problems.add("--ranks", "with --launch env there are as many as were started");
@@ -291,6 +300,7 @@ fn take_part(role: &str, request: &Request, flags: &Flags) -> anyhow::Result<()>
     options.rendezvous_in_rank_0 = false;
     options.transport = kind;
     options.heartbeat_timeout = request.launch.heartbeat_timeout;
+    options.encrypt = request.launch.encrypt;
     affinity::pin_to_share(rank, world);
     go_through(&mut connect(&options)?, kind, request, flags)
 }
@@ -302,11 +312,15 @@ fn join_others(request: &Request, flags: &Flags) -> Result<(), Failure> {
         ProcessOptions::new(Rank(place.rank), place.world, place.rendezvous, place.secret.clone());
     options.bind = request.launch.bind;
     options.heartbeat_timeout = request.launch.heartbeat_timeout;
+    options.encrypt = request.launch.encrypt;
     let [kind] = request.transports[..] else { return Ok(()) };
     options.transport = kind;
     let output = flags.common.output();
-    if place.rank == 0 && !output.is_json() {
-        output.print(&heading())?;
+    if place.rank == 0 {
+        request.launch.warnings.iter().for_each(|text| output.note(&format!("warning: {text}")));
+        if !output.is_json() {
+            output.print(&heading())?;
+        }
     }
     let mut transport = connect(&options).map_err(|error| Failure::Run(error.into()))?;
     go_through(&mut transport, kind, request, flags).map_err(Failure::Run)
@@ -321,12 +335,7 @@ fn go_through(
 ) -> anyhow::Result<()> {
     let (me, world) = (transport.rank(), transport.world());
     let largest = request.sizes.iter().copied().max().unwrap_or(0);
-    let mut shared = match request.private {
-        true => None,
-        false => transport.memory().map(|memory| memory.alloc_shared(largest)).transpose()?,
-    };
-    let mut private = if shared.is_some() { Vec::new() } else { vec![0; largest] };
-    paceline_exec::prefer_huge_pages(&mut private);
+    let mut vector = Vector::new(transport, largest, !request.private)?;
     let mut sequence = 0;
     for &kind in &request.ops {
         let algorithms = match request.algorithms.as_slice() {
@@ -348,14 +357,11 @@ fn go_through(
                 };
                 let (order, reduction) = (request.order, Reduction::Sum);
                 let spec = CollectiveSpec { kind, algorithm, order, reduction, root: 0, block: 1 };
-                let data = match &mut shared {
-                    Some(shared) => &mut shared[..size],
-                    None => &mut private[..size],
-                };
                 let mut output = if kind.has_output() { vec![0; size] } else { Vec::new() };
                 let output = kind.has_output().then_some(&mut output[..]);
                 let settings = (sequence, request.budget, TIMEOUT);
-                let measured = measure(transport, &spec, data, output, settings)?;
+                let measured =
+                    vector.with(|v| measure(transport, &spec, &mut v[..size], output, settings))?;
                 sequence += 8;
                 if measured.wrong > 0 {
                     let reason = format!("{} elements of {kind} are wrong", measured.wrong);

@@ -23,7 +23,9 @@ use crate::flags::{
     SavePolicy, StrategyFlags, TOKENIZER, Training, TrainingFlags,
 };
 use crate::launch::{self, Layout, RankIdentity, RankProcess};
-use crate::output::{self, IterationRecord, Journal, Output, RunDir, RunRecord, stop_on_interrupt};
+use crate::output::{
+    self, IterationRecord, Journal, Output, RunDir, RunRecord, Second, StopRequest,
+};
 use crate::sweep::SweepFlags;
 use clap::Args;
 use contradictions::refuse_contradictions;
@@ -49,7 +51,7 @@ use settings::Settings;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use throughput::Throughput;
 
@@ -61,7 +63,7 @@ use throughput::Throughput;
 /// simulated trace, both combined for Perfetto (trace.json), and report.html.
 ///
 /// Ctrl-C finishes the iteration, writes everything and exits with status 0; a second Ctrl-C exits
-/// at once.
+/// at once. SIGTERM and SIGHUP do the same and exit with status 143 and 129.
 ///
 /// With --vary, runs once for each value of a flag, and reports the loss and the loss on held-out
 /// samples. Such runs are threads of this process, and leave no files.
@@ -210,8 +212,8 @@ struct Job {
     asked: (StrategyFlags, ClusterFlags),
     /// The settings that `--resume` takes over.
     settings: Settings,
-    /// Set by Ctrl-C.
-    interrupted: Option<Arc<AtomicBool>>,
+    /// Requests to stop, once the run listens for them.
+    interrupted: Option<StopRequest>,
 }
 
 impl Job {
@@ -347,6 +349,12 @@ impl Job {
             TransportKind::Auto => world == 1 && self.launch.recovery.most == 0,
             TransportKind::Shm | TransportKind::Tcp => false,
         };
+        // Once per job: by the launcher, or by rank 0 of another's.
+        if !threads && self.place.as_ref().is_none_or(|p| p.rank == 0 && p.launched.is_none()) {
+            for warning in &self.launch.warnings {
+                output.note(&format!("warning: {warning}"));
+            }
+        }
         match self.place.take() {
             Some(place) => {
                 // A launcher of this program has claimed the directory for its ranks.
@@ -412,6 +420,8 @@ impl Job {
 
     /// Runs a rank that reports to rank 0.
     fn run_follower(&self, mut member: RankProcess) -> Result<(), Failure> {
+        // All ranks of a job may get a signal; rank 0 heeds it for all of them.
+        let request = StopRequest::listen(Second::Exits).unwrap_or_default();
         let options = self.options(&Arc::default(), Path::new(""));
         let followed = paceline_exec::run_process_rank(
             &self.plan,
@@ -419,13 +429,14 @@ impl Job {
             &mut member.transport,
             &mut |_| {},
         );
-        followed.map(|_| ()).map_err(|error| {
+        followed.map_err(|error| {
             if let Some(failure) = self.asks_for_buffers(&error, &member) {
                 return failure;
             }
             member.write_flight_record(&error.to_string(), self.training.out.as_ref());
             member.place.failed(error.into())
-        })
+        })?;
+        if member.place.launched.is_some() { Ok(()) } else { request.status() }
     }
 
     /// Predicts, trains, writes the run's directory and prints the summary. All ranks are threads
@@ -449,9 +460,13 @@ impl Job {
         let predicted = self.predict(&mut record);
         self.announce(&record, output)?;
 
-        let unheard = "end the run without its files";
-        let stop = self.interrupted.get_or_insert_with(|| stop_on_interrupt(output, unheard));
-        let (stop, progress) = (Arc::clone(stop), self.progress(&record));
+        // The launcher ends its ranks itself.
+        let launched = member.as_ref().is_some_and(|member| member.place.launched.is_some());
+        let request = self.interrupted.get_or_insert_with(|| match launched {
+            true => StopRequest::listen(Second::Counts).unwrap_or_default(),
+            false => StopRequest::listen_or_note(output, "end the run without its files"),
+        });
+        let (request, progress) = (request.clone(), self.progress(&record));
         let mut listener_left = false;
         let mut heard = |iteration: &IterationReport| {
             let IterationReport { loss, tokens_per_s, dropped_tokens: dropped, .. } = *iteration;
@@ -460,16 +475,20 @@ impl Job {
             journal.note(iteration.iteration, &done);
             record.iterations.push(done);
             let told = match self.purpose {
+                Purpose::Train if listener_left => Ok(()),
                 Purpose::Train => output.print_json(&IterationEvent::from(iteration)),
                 Purpose::Measure => Ok(()),
             };
-            if told.is_err() && !listener_left {
-                // The output's reader has gone: keep the finished iterations and stop.
+            if let Err(error) = told
+                && !listener_left
+            {
                 listener_left = true;
-                stop.store(true, Ordering::Relaxed);
+                output.note(&format!(
+                    "warning: standard output is closed ({error}); the run goes on, and writes its files"
+                ));
             }
         };
-        let options = self.options(&stop, directory.path());
+        let options = self.options(request.flag(), directory.path());
         let trained = match &mut member {
             None => paceline_exec::train(&self.plan, &options, &mut heard),
             Some(RankProcess { transport, .. }) => {
@@ -533,17 +552,23 @@ impl Job {
                 if let Some(command) = &resume {
                     text += &format!("resume with {command}\n");
                 }
-                output.print(&text)?;
+                Output::unless_closed(output.print(&text))?;
                 let traces = (predicted, measured);
                 let done = DoneEvent::new(&record, &self.cluster, &directory, traces, resume);
-                Ok(output.print_json(&done)?)
+                Output::unless_closed(output.print_json(&done))?;
             }
             Purpose::Measure => {
                 let stopped = || anyhow::anyhow!("stopped before there was anything to measure");
                 let pace = Throughput::of(&self, &record).ok_or_else(|| Failure::Run(stopped()))?;
                 output.print(&pace.to_string())?;
-                Ok(output.print_json(&pace)?)
+                output.print_json(&pace)?;
             }
+        }
+        // The launcher of a rank has received the signal too, and ends with its status.
+        match &member {
+            Some(member) if member.place.launched.is_some() => Ok(()),
+            _ if record.stopped => request.status(),
+            _ => Ok(()),
         }
     }
 

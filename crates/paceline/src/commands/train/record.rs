@@ -177,7 +177,7 @@ impl Job {
         for warning in &record.warnings {
             text += &format!("warning: {warning}\n");
         }
-        Ok(output.print(&text)?)
+        Ok(Output::unless_closed(output.print(&text))?)
     }
 
     /// Computes the measured iteration time and throughput.

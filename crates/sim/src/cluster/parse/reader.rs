@@ -58,10 +58,10 @@ pub(super) fn whole(value: &Value, least: u64, most: u64) -> Result<u32, String>
     number.ok_or_else(|| format!("it is not a whole number from {least} to {most}"))
 }
 
-/// Parses a fraction above 0 and at most 1.
+/// Parses a fraction from a millionth to 1: with less, times are no numbers.
 pub(super) fn share(value: &Value) -> Result<f64, String> {
-    let number = value.number().filter(|share| *share > 0.0 && *share <= 1.0);
-    number.ok_or_else(|| "it is not a number above 0 and at most 1".into())
+    let number = value.number().filter(|share| (1e-6..=1.0).contains(share));
+    number.ok_or_else(|| "it is not a number from 0.000001 to 1".into())
 }
 
 /// Parses a ratio or factor of at least 1.
