@@ -334,12 +334,14 @@ impl RoleIr<'_> {
     /// Gradient between two layers of a stage: two buffers, used alternately.
     fn gradient_buffer(&mut self, layer: usize, kind: usize, value: ValueId) -> BufferId {
         let (elements, dtype) = self.value_elements(kind, value);
-        let name = format!("stream.grad.{}", layer % 2);
-        if let Some(at) = self.buffers.iter().position(|b| b.name == name && b.elements == elements)
-        {
-            return BufferId::from(at);
+        let stream = (layer % 2, elements);
+        if let Some(known) = self.grad_streams.get(&stream) {
+            return *known;
         }
-        self.buffer(name, dtype, elements, 1, MemoryKind::Activations)
+        let name = format!("stream.grad.{}", layer % 2);
+        let buffer = self.buffer(name, dtype, elements, 1, MemoryKind::Activations);
+        self.grad_streams.insert(stream, buffer);
+        buffer
     }
 
     /// Buffer of a value that lives only within a pass over a layer of this kind.
@@ -467,10 +469,11 @@ impl RoleIr<'_> {
     /// Bucket and entry that hold a parameter.
     fn owner(&self, layer: usize, param: ParamId) -> (usize, usize) {
         let holder = self.context.graph.holder(LayerId::from(layer), param);
-        self.owners.get(&holder).copied().unwrap_or_else(|| {
-            let tied = self.buckets.iter().position(|b| b.shape.tied);
-            (tied.expect("every parameter has a bucket"), 0)
-        })
+        self.index
+            .owners
+            .get(&holder)
+            .copied()
+            .unwrap_or_else(|| (*self.index.tied.first().expect("every parameter has a bucket"), 0))
     }
 }
 

@@ -10,10 +10,11 @@ use super::tied::{TiedTable, Uses};
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::BLOCK;
-use crate::ids::{CallId, GroupId, OpId};
+use crate::ids::{CallId, GroupId, LayerId, OpId, ParamId};
 use crate::mesh::GroupKind;
 use crate::program::{Bucket, MemoryKind, TensorNorms, View};
 use crate::strategy::{Strategy, Zero};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A bucket with its buffers and calls, while the program is built.
@@ -198,6 +199,32 @@ struct WeightViews {
     versions: Option<View>,
 }
 
+/// Buckets of a role by their contents.
+#[derive(Default)]
+pub(super) struct BucketIndex {
+    /// Bucket and entry of each parameter.
+    pub(super) owners: BTreeMap<(LayerId, ParamId), (usize, usize)>,
+    /// Buckets of each layer, without those of tied tables.
+    by_layer: BTreeMap<usize, Vec<usize>>,
+    /// Buckets of tied tables.
+    pub(super) tied: Vec<usize>,
+}
+
+impl BucketIndex {
+    fn insert(&mut self, bucket: usize, shape: &BucketShape) {
+        for (entry, owner) in shape.owners.iter().enumerate() {
+            self.owners.entry(*owner).or_insert((bucket, entry));
+        }
+        if shape.tied {
+            self.tied.push(bucket);
+            return;
+        }
+        for layer in shape.layers.clone() {
+            self.by_layer.entry(layer).or_default().push(bucket);
+        }
+    }
+}
+
 /// Ranks among which a bucket is distributed.
 struct Holders {
     /// Ranks that hold the same parameters; none if tables are sharded.
@@ -301,9 +328,7 @@ impl RoleIr<'_> {
         if holders.sharded {
             optimizer.shard = holders.update.map(|group| self.context.group(group));
         }
-        for (entry, owner) in shape.owners.iter().enumerate() {
-            self.owners.entry(*owner).or_insert((self.buckets.len(), entry));
-        }
+        self.index.insert(self.buckets.len(), &shape);
         self.buckets.push(BucketPlan {
             shape,
             weights,
@@ -454,19 +479,20 @@ impl RoleIr<'_> {
         }
     }
 
-    /// Buckets from which a layer reads weights.
+    /// Buckets from which a layer reads weights, in ascending order.
     pub(super) fn buckets_of(&self, layer: usize) -> Vec<usize> {
         let params = &self.context.graph.layer(layer.into()).params;
-        let (reads_table, borrows) =
-            (params.iter().any(|p| p.tied), params.iter().any(|p| p.borrowed));
-        let head = self.context.graph.head();
-        let holds = |b: &BucketPlan| match b.shape.tied {
-            true => reads_table,
-            false => {
-                let layers = &b.shape.layers;
-                layers.contains(&layer) || borrows && layers.contains(&head) && !b.shape.experts
-            }
-        };
-        (0..self.buckets.len()).filter(|&b| holds(&self.buckets[b])).collect()
+        let of = |layer| self.index.by_layer.get(&layer).map_or(&[][..], Vec::as_slice);
+        let mut found = of(layer).to_vec();
+        if params.iter().any(|p| p.tied) {
+            found.extend(&self.index.tied);
+        }
+        if params.iter().any(|p| p.borrowed) {
+            let head = of(self.context.graph.head()).iter().copied();
+            found.extend(head.filter(|&bucket| !self.buckets[bucket].shape.experts));
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
     }
 }

@@ -1,7 +1,7 @@
 //! Program of one pipeline rank: its layers' passes in schedule order, and their exchanges.
 
 use super::arena::{self, Home};
-use super::bucket_plan::BucketPlan;
+use super::bucket_plan::{BucketIndex, BucketPlan};
 use super::compress::PendingReduce;
 use super::dropped::Dropped;
 use super::layer::BoundPass;
@@ -13,7 +13,7 @@ use super::tables::TableState;
 use super::{Context, UNDECIDED};
 use crate::collective::{CollectiveKind, Reduction, SummationOrder};
 use crate::dtype::DType;
-use crate::ids::{BufferId, CallId, LaneId, LayerId, OpId, ParamId, Stage, StageRank};
+use crate::ids::{BufferId, CallId, LaneId, OpId, Stage, StageRank};
 use crate::mesh::GroupKind;
 use crate::program::{
     Bucket, Buffer, Call, CarryoverOp, MemoryKind, Op, Outputs, Program, Section, Segment, View,
@@ -52,8 +52,9 @@ pub(super) struct RoleIr<'c> {
     pub(super) handed: Option<(Stage, BufferId)>,
     pub(super) handed_grad: Option<(Stage, BufferId)>,
     pub(super) buckets: Vec<BucketPlan>,
-    /// Bucket and entry of each parameter.
-    pub(super) owners: BTreeMap<(LayerId, ParamId), (usize, usize)>,
+    pub(super) index: BucketIndex,
+    /// Streamed gradients by parity of their layers and size.
+    pub(super) grad_streams: BTreeMap<(usize, u64), BufferId>,
     /// Tables with sparse steps.
     pub(super) tables: Option<TableState>,
     /// The current section.
@@ -94,7 +95,8 @@ impl<'c> RoleIr<'c> {
             handed: None,
             handed_grad: None,
             buckets: Vec::new(),
-            owners: BTreeMap::new(),
+            index: BucketIndex::default(),
+            grad_streams: BTreeMap::new(),
             tables: None,
             body: Section::default(),
             prologue: Section::default(),
