@@ -91,6 +91,7 @@ impl AuthListener {
         for mut peer in self.pending.drain(..) {
             match peer.listen(&self.secret) {
                 Verdict::Admitted(body, session) => {
+                    let session = *session;
                     admitted.push((Authenticated { stream: peer.stream, session }, body));
                 }
                 Verdict::Waiting if now < peer.deadline => waiting.push(peer),
@@ -139,7 +140,7 @@ struct PendingPeer {
 enum Verdict {
     Waiting,
     Refused,
-    Admitted(Vec<u8>, Session),
+    Admitted(Vec<u8>, Box<Session>),
 }
 
 impl PendingPeer {
@@ -183,7 +184,7 @@ impl PendingPeer {
                     return match self.stream.write_all(&welcome) {
                         Ok(()) => {
                             let session = Session::new(secret, Side::Listener, &peer, &listener);
-                            Verdict::Admitted(body.to_vec(), session)
+                            Verdict::Admitted(body.to_vec(), Box::new(session))
                         }
                         Err(_) => Verdict::Refused,
                     };

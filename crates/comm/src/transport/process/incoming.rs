@@ -28,7 +28,7 @@ pub(super) enum Buffer {
     /// Of a plain connection; unused by a ring.
     Plain(RecvBuffer),
     /// Of an encrypted connection.
-    Sealed(SealedBuffer),
+    Sealed(Box<SealedBuffer>),
 }
 
 impl Arrivals {
@@ -37,7 +37,7 @@ impl Arrivals {
         let buffer = |connection: &Connection| {
             connection
                 .take_opener()
-                .map_or_else(plain, |opener| Buffer::Sealed(SealedBuffer::new(opener)))
+                .map_or_else(plain, |opener| Buffer::Sealed(Box::new(SealedBuffer::new(opener))))
         };
         let buffers = match link {
             Link::Own => Vec::new(),
