@@ -21,7 +21,7 @@ pub(crate) trait Source {
 
     /// Writes bytes not yet peeked at directly to their destination and returns their number.
     /// Returns `None` if that is impossible or saves nothing; the caller then peeks at them.
-    fn read_into(&mut self, _into: &mut [u8]) -> Result<Option<usize>, CommError> {
+    fn read_into(&mut self, _into: &mut [u8]) -> Result<Option<usize>, StreamError> {
         Ok(None)
     }
 }

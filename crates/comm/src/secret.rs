@@ -8,7 +8,7 @@
 
 use crate::error::CommError;
 use crate::session::expand;
-use ring::{hkdf, hmac};
+use aws_lc_rs::{hkdf, hmac};
 use std::fmt;
 
 /// Bytes of a nonce and of a proof.

@@ -15,17 +15,17 @@
 //! margin for a single key is used up.
 
 use crate::secret::{PROOF, Secret};
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use ring::hkdf;
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::hkdf;
 use std::fmt;
 
 /// Bytes of a tag.
 pub(crate) const TAG: usize = 16;
 /// Bytes of a sealed length.
 pub(crate) const RECORD_HEAD: usize = 4 + TAG;
-/// Tags under one key; even, because a record has two. With records of 64 KiB a key seals 32 GiB,
-/// 2^31 blocks: by the bound of SP 800-38D's security proof it is distinguishable from random with a
-/// probability of 2^-66.
+/// Tags under one key; even, because a record has two. With records of 16 KiB a key seals 8 GiB, 2^29
+/// blocks: by the birthday bound on AES's blocks it is distinguishable from random with a probability
+/// below 2^-68.
 const TAGS_PER_KEY: u64 = 1 << 20;
 
 /// Side of a connection.
@@ -109,6 +109,13 @@ impl Opener {
     pub(crate) fn head(&mut self, sealed: &mut [u8; RECORD_HEAD]) -> Result<usize, Altered> {
         let length = self.open(sealed)?.first_chunk().copied().ok_or(Altered)?;
         Ok(u32::from_le_bytes(length) as usize + TAG)
+    }
+
+    /// Checks the rest of a record and decrypts it to `into`, which has the plaintext's length.
+    pub(crate) fn body_into(&mut self, sealed: &[u8], into: &mut [u8]) -> Result<(), Altered> {
+        let (text, tag) = sealed.split_at_checked(into.len()).ok_or(Altered)?;
+        let nonce = self.0.next_nonce();
+        self.0.key.open_separate_gather(nonce, Aad::empty(), text, tag, into).map_err(|_| Altered)
     }
 
     /// Checks and decrypts the rest of a record in place.

@@ -7,7 +7,7 @@
 
 use super::link::{Key, SendBacklog, Sending};
 use super::lock;
-use super::sealed_stream::RECORD;
+use super::sealed_stream::{BATCH, RECORD};
 use crate::rendezvous::handshake::Authenticated;
 use crate::session::{Opener, Sealer, Session};
 use crate::shm::splice::SplicePipe;
@@ -234,7 +234,7 @@ impl Connection {
         let total = message.total();
         let (mut gone, head) = (message.gone, wire::encode(message.header, total, false));
         let filling = [0; GRAIN];
-        while out.carry.is_done() && gone.is_none_or(|gone| gone < total) {
+        while gone.is_none_or(|gone| gone < total) && out.may_seal_more() {
             let before: &[u8] = if gone.is_none() { &head } else { &[] };
             let at = gone.unwrap_or(0);
             let mut room = (RECORD - before.len()).min(total - at);
@@ -250,7 +250,9 @@ impl Connection {
             out.carry.seal(out.sealer.as_mut(), record);
             out.begun = (!last).then_some(message.key());
             gone = Some(end);
-            self.empty(out);
+            if last || !out.may_seal_more() {
+                self.empty(out);
+            }
             if self.is_broken() {
                 return Some(total);
             }
@@ -353,6 +355,11 @@ impl Connection {
 }
 
 impl ToSocket {
+    /// Returns true if another record can be sealed before the sealed ones are written.
+    fn may_seal_more(&self) -> bool {
+        self.carry.is_done() || (self.carry.gone == 0 && self.carry.bytes.len() < BATCH)
+    }
+
     /// Returns true if pages can be handed over; creates the pipe if needed.
     fn has_splice_pipe(&mut self) -> bool {
         if self.chute.is_none() && !self.copies_only {

@@ -82,14 +82,16 @@ impl SendBacklog {
         self.gone == self.bytes.len()
     }
 
-    /// Replaces what has been sent by a record of `pieces`, or by themselves without a sealer.
+    /// Appends a record of `pieces`, or themselves without a sealer, to what has not been sent.
     pub(super) fn seal<'p>(
         &mut self,
         sealer: Option<&mut Sealer>,
         pieces: impl IntoIterator<Item = &'p [u8]>,
     ) {
-        self.bytes.clear();
-        self.gone = 0;
+        if self.is_done() {
+            self.bytes.clear();
+            self.gone = 0;
+        }
         match sealer {
             Some(sealer) => sealer.seal(pieces, &mut self.bytes),
             None => pieces.into_iter().for_each(|piece| self.bytes.extend_from_slice(piece)),

@@ -10,10 +10,10 @@ use crate::wire::{GRAIN, HEAD, WireError};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 
-/// Plaintext bytes of a long record: a fraction of a core's L2 cache.
-pub(super) const RECORD: usize = 64 << 10;
-/// Bytes read at once: some records, so that few of them have to be moved to be completed.
-const BUFFER: usize = 256 << 10;
+/// Plaintext bytes of a long record: a fraction of a core's L1 cache, where it is collected and sealed.
+pub(super) const RECORD: usize = 16 << 10;
+/// Bytes sealed before they are written, and read at once: some records.
+pub(super) const BATCH: usize = 128 << 10;
 
 /// Bytes of one encrypted connection that have been read but not consumed.
 #[derive(Debug)]
@@ -41,20 +41,21 @@ pub(super) struct SealedStream<'s> {
 }
 
 impl SealedStream<'_> {
-    /// Opens the next record, if all plaintext is consumed and all of the record has arrived.
-    fn open_next(&mut self) -> Result<(), StreamError> {
+    /// Finds the next record, if all plaintext is consumed and all of the record has arrived; returns
+    /// the range of its sealed bytes after the head.
+    fn next_record(&mut self) -> Result<Option<Range<usize>>, StreamError> {
         while self.buffer.open.is_empty() {
             let wanted = self.buffer.expected.unwrap_or(RECORD_HEAD);
             if !self.arrived(wanted) {
-                return Ok(());
+                return Ok(None);
             }
-            let SealedBuffer { opener, bytes, open, sealed, expected } = &mut *self.buffer;
+            let SealedBuffer { opener, bytes, sealed, expected, .. } = &mut *self.buffer;
             let part = sealed.start..sealed.start + wanted;
+            if expected.is_some() {
+                return Ok(Some(part));
+            }
             sealed.start = part.end;
-            if expected.take().is_some() {
-                let plain = opener.body(&mut bytes[part.clone()])?;
-                *open = part.start..part.start + plain.len();
-            } else if let Some(head) = bytes[part].first_chunk_mut() {
+            if let Some(head) = bytes[part].first_chunk_mut() {
                 let length = opener.head(head)?;
                 let plain = length.saturating_sub(TAG);
                 if plain == 0 || plain > RECORD || !plain.is_multiple_of(GRAIN) {
@@ -63,6 +64,16 @@ impl SealedStream<'_> {
                 *expected = Some(length);
             }
         }
+        Ok(None)
+    }
+
+    /// Opens the next record where it was read.
+    fn open_next(&mut self) -> Result<(), StreamError> {
+        if let Some(part) = self.next_record()? {
+            let SealedBuffer { opener, bytes, open, sealed, expected } = &mut *self.buffer;
+            let plain = opener.body(&mut bytes[part.clone()])?.len();
+            (*open, sealed.start, *expected) = (part.start..part.start + plain, part.end, None);
+        }
         Ok(())
     }
 
@@ -70,7 +81,7 @@ impl SealedStream<'_> {
     fn arrived(&mut self, wanted: usize) -> bool {
         let SealedBuffer { bytes, sealed, .. } = &mut *self.buffer;
         if bytes.is_empty() {
-            bytes.resize(BUFFER, 0);
+            bytes.resize(2 * BATCH, 0);
         }
         if sealed.start + wanted > bytes.len() || sealed.start == sealed.end {
             bytes.copy_within(sealed.clone(), 0);
@@ -107,6 +118,16 @@ impl Source for SealedStream<'_> {
         self.open_next()?;
         let SealedBuffer { bytes, open, .. } = &*self.buffer;
         Ok(&bytes[open.clone()])
+    }
+
+    fn read_into(&mut self, into: &mut [u8]) -> Result<Option<usize>, StreamError> {
+        let Some(part) = self.next_record()? else { return Ok(None) };
+        let plain = part.len() - TAG;
+        let Some(into) = into.get_mut(..plain) else { return Ok(None) };
+        let SealedBuffer { opener, bytes, sealed, expected, .. } = &mut *self.buffer;
+        opener.body_into(&bytes[part.clone()], into)?;
+        (sealed.start, *expected) = (part.end, None);
+        Ok(Some(plain))
     }
 
     fn consume(&mut self, bytes: usize) {

@@ -2,7 +2,6 @@
 //! messages to the caller.
 
 use super::connection::Connection;
-use crate::error::CommError;
 use crate::frame_reader::{Source, StreamError};
 use crate::wire::{GRAIN, HEAD};
 use std::io::{ErrorKind, Read};
@@ -97,7 +96,7 @@ impl Source for Stream<'_> {
         *skip += bytes - there;
     }
 
-    fn read_into(&mut self, into: &mut [u8]) -> Result<Option<usize>, CommError> {
+    fn read_into(&mut self, into: &mut [u8]) -> Result<Option<usize>, StreamError> {
         self.backlog.expect(into.len());
         let RecvBuffer { start, end, skip, .. } = &mut *self.backlog;
         if start != end || *skip > 0 || self.connection.is_broken() {
