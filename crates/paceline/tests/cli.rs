@@ -17,6 +17,7 @@ mod cli {
     mod recovery;
     mod resume;
     mod runs;
+    mod search;
     mod security;
     mod studies;
     pub(crate) mod support;

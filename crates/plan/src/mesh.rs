@@ -201,7 +201,7 @@ impl Mesh {
 
     /// Distance between neighbours along an axis: in ranks, or for the axes of experts in ranks of a
     /// stage.
-    fn stride(&self, axis: Axis) -> u32 {
+    pub fn stride(&self, axis: Axis) -> u32 {
         match axis {
             Axis::Etp => 1,
             Axis::Ep => self.etp,

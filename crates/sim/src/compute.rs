@@ -30,6 +30,7 @@ use paceline_plan::graph::{Cost, CostClass, LinearRole, OpPass, Product as Gemm,
 use paceline_plan::program::{LocalOp, Template};
 use paceline_plan::units::Seconds;
 use product::Product;
+pub(crate) use update::StateSizes;
 
 /// Compute-time model for one kind of device.
 #[derive(Clone, Copy, Debug)]

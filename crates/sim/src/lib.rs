@@ -25,6 +25,7 @@ mod footprint;
 mod jobs;
 pub mod network;
 mod outcome;
+mod prices;
 mod profile;
 mod symmetry;
 pub mod table;
@@ -40,6 +41,7 @@ pub use outcome::{
     CriticalPath, Details, DimensionUse, Energy, ExchangeStat, LayerStat, Limits, MemoryCurve,
     MemoryPoint, OpStat, Outcome, PathPart, PathStep, RankGroup, RoleStats, Slowest,
 };
+pub use prices::{Exchange, Prices};
 pub use profile::{Attention, Casts, Kernels, Library, Loss, Profile};
 pub use uncertainty::{ErrorBand, Family, error_band, quantile};
 

@@ -80,6 +80,13 @@ enum Command {
     Other(Vec<String>),
 }
 
+/// Searches on all cores, without progress.
+pub(crate) fn find_strategies(
+    request: &paceline_search::Request<'_>,
+) -> paceline_search::SearchResult {
+    search::pool::search(request, |_| true)
+}
+
 /// Commands that are specified but not available in this version.
 const LATER: [&str; 1] = ["serve"];
 
@@ -92,6 +99,8 @@ pub(crate) fn run(arguments: Vec<OsString>, json: &mut bool) -> Result<(), Failu
     let matches = parse(&arguments, *json)?;
     let (arguments, origins) = config::merge(arguments, &matches, &definition)?;
     *json |= wants_json(&arguments);
+    let matches = parse(&arguments, *json)?;
+    let (arguments, origins) = config::strategy(arguments, &matches, &definition, origins)?;
     let matches = parse(&arguments, *json)?;
     let (arguments, origins) = config::resume(arguments, &matches, &definition, origins)?;
     let matches = parse(&arguments, *json)?;

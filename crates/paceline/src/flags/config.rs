@@ -90,6 +90,50 @@ pub(crate) fn resume(
     reader.merged(arguments, depth)
 }
 
+/// Merges the strategy that `--strategy FILE` names into `arguments`: a run file, or the answer of
+/// `paceline search --json`, whose first strategy counts. What is typed overrides it.
+pub(crate) fn strategy(
+    arguments: Vec<OsString>,
+    matches: &ArgMatches,
+    command: &Command,
+    origins: Origins,
+) -> Result<(Vec<OsString>, Origins), Problems> {
+    let Innermost { name, own, typed, depth } = innermost(matches, command);
+    let file = typed.try_get_one::<String>("strategy").ok().flatten();
+    let (Some(file), Some(own)) = (file.filter(|file| *file != AUTO), own) else {
+        return Ok((arguments, origins));
+    };
+    let reader = Reader {
+        flag: "--strategy",
+        root: command,
+        own,
+        name,
+        file,
+        typed,
+        base: None,
+        left_out: vec!["strategy"],
+        origins,
+        problems: Problems::default(),
+        extra: Vec::new(),
+    };
+    reader.merged(arguments, depth)
+}
+
+/// Value of `--strategy` for a search.
+pub(crate) const AUTO: &str = "auto";
+
+/// The strategy of an answer in JSON as the text of a run file; other text unchanged.
+fn as_run_file(text: String) -> String {
+    let first = text.lines().next().unwrap_or_default();
+    let Ok(serde_json::Value::Object(answer)) = serde_json::from_str(first) else { return text };
+    let strategy = match answer.get("strategy") {
+        Some(serde_json::Value::Object(strategy)) => strategy,
+        _ => &answer,
+    };
+    let lines = strategy.iter().filter(|(_, value)| !value.is_object() && !value.is_array());
+    lines.map(|(key, value)| format!("{key} = {value}\n")).collect()
+}
+
 /// The command to run: the innermost of nested ones.
 struct Innermost<'a> {
     name: &'a str,
@@ -149,7 +193,7 @@ impl Reader<'_> {
 
     fn read(&mut self) {
         let text = match read_text(Path::new(self.file)) {
-            Ok(text) => text,
+            Ok(text) => as_run_file(text),
             Err(what) => {
                 return self.problems.add(self.flag, format!("{} {what}", self.file));
             }

@@ -18,6 +18,7 @@ use paceline_plan::strategy::{
     Offload, OptimizerKind, Recompute, Split, Store, Strategy, Sync, Zero,
 };
 use paceline_plan::units::Bytes;
+use paceline_search::{Choice, Pins};
 use paceline_sim::cluster::Cluster;
 use serde::Serialize;
 
@@ -62,8 +63,9 @@ pub(crate) struct StrategyFlags {
     /// Sequence parallelism: with --tp, shard activations outside the matrices along tokens
     #[arg(long)]
     pub sp: bool,
-    /// Strategy from a file or a search; not available yet
-    #[arg(long, value_name = "FILE|auto", hide = true)]
+    /// Strategy from a file, a run file or an answer of `paceline search --json`, or auto: the best
+    /// that a search finds on --cluster, with the flags that are given pinned; flags win over a file
+    #[arg(long, value_name = "FILE|auto")]
     pub strategy: Option<String>,
     /// ZeRO stage, the state sharded over replicas: 0 nothing, 1 optimizer state, 2 also gradients,
     /// 3 also parameters [default: 0]
@@ -236,7 +238,20 @@ impl StrategyFlags {
         let model = model(self.model.as_deref(), problems);
         let seq = model.as_ref().map_or(1, |model| model.seq);
         let mut strategy = self.strategy(defaults, seq, problems);
-        self.not_yet(problems);
+        if self.strategy.as_deref() == Some(super::config::AUTO) {
+            let found = model.as_ref().zip(on).filter(|_| problems.is_empty());
+            match found {
+                Some((model, (_, cluster))) => {
+                    strategy = self.found(model, &strategy, cluster, problems)?;
+                }
+                None if on.is_none() => {
+                    let text = "auto needs a cluster to search on; add --cluster, for this machine \
+                                a file of `paceline calibrate`";
+                    problems.add("--strategy", text);
+                }
+                None => {}
+            }
+        }
         let ranks = world(&strategy);
         if ranks > MAX_RANKS {
             problems.add(
@@ -395,14 +410,74 @@ impl StrategyFlags {
         axes.map(|size| u32::try_from(size).unwrap_or(u32::MAX))
     }
 
-    /// Reports specified flags that have no effect yet.
-    fn not_yet(&self, problems: &mut Problems) {
-        if let Some(text) = &self.strategy {
-            let text = format!(
-                "'{text}' is not available yet; give the strategy's flags, on the command line or \
-                 in a file with --config"
-            );
+    /// The best strategy that a search finds, with the flags that are given pinned.
+    fn found(
+        &self,
+        model: &Model,
+        base: &Strategy,
+        cluster: &Cluster,
+        problems: &mut Problems,
+    ) -> Option<Strategy> {
+        let axes = [&self.dp, &self.tp, &self.pp, &self.cp];
+        let available = cluster.devices().min(MAX_RANKS);
+        let devices = match &self.ranks {
+            Some(ranks) => whole("--ranks", Some(ranks), 1..=available, problems)?,
+            // Without a number, the axes say it if all are given.
+            None if axes.iter().all(|axis| axis.is_some()) => world(base),
+            None => available,
+        };
+        if self.global_batch.is_none() {
+            problems.add("--strategy", "auto needs --global-batch, the samples of an iteration");
+            return None;
+        }
+        let request = paceline_search::Request {
+            model,
+            cluster,
+            devices: u32::try_from(devices).unwrap_or(u32::MAX),
+            base: base.clone(),
+            options: paceline_sim::Options::default(),
+            pins: self.pins(base),
+            top: 1,
+            any_memory: false,
+        };
+        let result = crate::commands::find_strategies(&request);
+        let best = result.candidates.into_iter().next();
+        if best.is_none() {
+            let text = match result.counts.considered {
+                0 => {
+                    "auto: no strategy has all of the given flags; release one, or see \
+                      `paceline search --help`"
+                }
+                _ => "auto: no strategy fits; `paceline search` says what to change",
+            };
             problems.add("--strategy", text);
+        }
+        best.map(|best| best.strategy)
+    }
+
+    /// Pins of the flags that are given.
+    fn pins(&self, base: &Strategy) -> Pins {
+        fn pin<T: PartialEq + Clone>(given: bool, value: T) -> Choice<T> {
+            if given { Choice::pin(value) } else { Choice::default() }
+        }
+        // With --ranks, --dp is what the other axes leave.
+        Pins {
+            tp: pin(self.tp.is_some(), base.tp),
+            cp: pin(self.cp.is_some(), base.cp),
+            pp: pin(self.pp.is_some(), base.pp),
+            dp: pin(self.dp.is_some(), base.dp),
+            ep: pin(self.ep.is_some(), base.ep),
+            etp: pin(self.etp.is_some(), base.etp),
+            micro_batch: pin(self.micro_batch.is_some(), base.micro_batch),
+            sp: pin(self.sp, true),
+            zero: pin(self.zero.is_some(), base.zero),
+            schedule: pin(self.schedule.is_some(), base.schedule),
+            recompute: pin(self.recompute.is_some(), base.recompute),
+            split: pin(self.split.is_some(), base.split.clone()),
+            offload: pin(self.offload.is_some(), base.offload),
+            bucket: pin(self.bucket_mib.is_some(), base.bucket),
+            collective: pin(self.collective.is_some(), base.collective),
+            overlap: pin(self.no_overlap, false),
         }
     }
 }

@@ -115,10 +115,60 @@ impl From<&Strategy> for StrategyRecord {
 }
 
 impl StrategyRecord {
+    /// All flags whose values differ from the defaults of `paceline simulate`, for a command line.
+    pub(crate) fn command(&self) -> String {
+        let mut flags: Vec<String> = Vec::new();
+        let axes = [
+            ("--dp", self.dp),
+            ("--tp", self.tp),
+            ("--pp", self.pp),
+            ("--cp", self.cp),
+            ("--ep", self.ep),
+            ("--etp", self.etp),
+        ];
+        flags.extend(axes.iter().filter(|axis| axis.1 > 1).map(|(flag, n)| format!("{flag} {n}")));
+        if self.sp {
+            flags.push("--sp".to_string());
+        }
+        flags.push(format!("--global-batch {}", self.global_batch));
+        flags.push(format!("--micro-batch {}", self.micro_batch));
+        flags.push(format!("--seq {}", self.seq));
+        flags.push(format!("--dtype {}", self.dtype));
+        let zero = self.zero.to_string();
+        let bucket = self.bucket_mib.to_string();
+        let others = [
+            ("--zero", &zero, "0"),
+            ("--schedule", &self.schedule, "1f1b"),
+            ("--recompute", &self.recompute, "none"),
+            ("--split", &self.split, "cost"),
+            ("--grad-dtype", &self.grad_dtype, "f32"),
+            ("--collective", &self.collective, "auto"),
+            ("--bucket-mib", &bucket, "25"),
+            ("--optimizer", &self.optimizer, "adamw"),
+            ("--offload", &self.offload, "none"),
+        ];
+        let changed = others.iter().filter(|(_, value, usual)| value != usual);
+        if self.axis_order != AxisOrder::default().to_string() {
+            flags.push(format!("--axis-order {}", self.axis_order));
+        }
+        flags.extend(changed.map(|(flag, value, _)| format!("{flag} {value}")));
+        if self.no_overlap {
+            flags.push("--no-overlap".to_string());
+        }
+        flags.join(" ")
+    }
+
     /// The layout as flags, without those that have their defaults.
     pub(crate) fn flags(&self) -> String {
         let mut flags = Vec::new();
-        let axes = [("--dp", self.dp), ("--tp", self.tp), ("--pp", self.pp), ("--ep", self.ep)];
+        let axes = [
+            ("--dp", self.dp),
+            ("--tp", self.tp),
+            ("--pp", self.pp),
+            ("--cp", self.cp),
+            ("--ep", self.ep),
+            ("--etp", self.etp),
+        ];
         for (flag, size) in axes {
             if size > 1 {
                 flags.push(format!("{flag} {size}"));
@@ -139,6 +189,9 @@ impl StrategyRecord {
         flags.push(format!("--micro-batch {}", self.micro_batch));
         if self.recompute != "none" {
             flags.push(format!("--recompute {}", self.recompute));
+        }
+        if self.offload != "none" {
+            flags.push(format!("--offload {}", self.offload));
         }
         flags.join(" ")
     }

@@ -182,9 +182,7 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
     let here = Folder::new();
     here.run("serve --whatever 3").refused(&["not available yet", "simulate"]);
     here.run("trian").refused(&["did you mean train?"]);
-    for (flag, value) in
-        [("--launch", "mpi"), ("--transport", "mpi"), ("--dtype", "fp8"), ("--strategy", "auto")]
-    {
+    for (flag, value) in [("--launch", "mpi"), ("--transport", "mpi"), ("--dtype", "fp8")] {
         here.run_with(&["train", "--model", "mini", flag, value]).refused(&[flag, " yet"]);
     }
     let help = here.run("--help").done().out + &here.run("train --help").done().out;

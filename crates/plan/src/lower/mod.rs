@@ -28,6 +28,7 @@ mod local_sgd;
 mod no_overlap;
 mod offload;
 mod optimizer;
+mod outline;
 mod outputs;
 mod partition;
 mod pipeline;
@@ -46,6 +47,9 @@ mod weight_stash;
 mod zero;
 
 pub use check::{Problem, Problems};
+pub use outline::{
+    LayerOutline, Outline, OutlinePass, Parameters, PassPiece, outline, squares, stages, units,
+};
 pub use partition::balance;
 pub use tables::{TableSlot, assign, slots};
 
@@ -147,8 +151,17 @@ fn order(strategy: &Strategy, pp: u16) -> Result<Vec<Vec<Action>>, Problems> {
     Ok(order.into_iter().map(repeated).collect())
 }
 
-impl Context {
-    fn new(model: &Model, strategy: &Strategy) -> Result<Self, Problems> {
+/// Layers of a strategy as one rank sees them, before stages have programs.
+struct Layers {
+    graph: Graph,
+    stages: Vec<Range<usize>>,
+    sharded: Vec<ShardedLayer>,
+    kinds: Vec<Kind>,
+    templates: Vec<Template>,
+}
+
+impl Layers {
+    fn new(model: &Model, strategy: &Strategy) -> Self {
         let batch = strategy.micro_batch * u64::from(strategy.dp);
         let mut graph = graph::build(model, batch, strategy.seq, strategy.tokens_of_update());
         let stages = usize::from(strategy.schedule.chunks()) * strategy.pp as usize;
@@ -160,6 +173,13 @@ impl Context {
             .collect();
         let named = graph.kinds.iter().zip(&sharded);
         let kinds = named.map(|(g, s)| Kind::new(&g.name, s, strategy, &mut templates)).collect();
+        Self { graph, stages, sharded, kinds, templates }
+    }
+}
+
+impl Context {
+    fn new(model: &Model, strategy: &Strategy) -> Result<Self, Problems> {
+        let Layers { graph, stages, sharded, kinds, templates } = Layers::new(model, strategy);
         let pp = u16::try_from(strategy.pp).expect("checked");
         let order = order(strategy, pp)?;
         Ok(Self {

@@ -64,8 +64,14 @@ pub(super) fn cut(
     strategy: &Strategy,
     templates: &mut Vec<Template>,
 ) -> LayerPass {
-    let mut cutter =
-        Cutter { layer, strategy, pass: LayerPass::default(), run: Vec::new(), joined: Vec::new() };
+    let mut cutter = Cutter {
+        layer,
+        strategy,
+        pass: LayerPass::default(),
+        run: Vec::new(),
+        joined: Vec::new(),
+        open: Vec::new(),
+    };
     for (pass, items) in passes {
         let mut numbered = 0;
         let mut name = |p: ComputePass| {
@@ -85,18 +91,17 @@ pub(super) fn cut(
                 Item::Convert { axis, kind, reduction, from, to } => {
                     cutter.close(*pass, &mut name, templates);
                     let what = Exchange::Collective(axis, kind, reduction);
-                    cutter.pass.pieces.push(Piece::Exchange { what, from, to });
+                    cutter.exchange(what, from, to);
                 }
                 Item::Shift { from, to } => {
                     cutter.close(*pass, &mut name, templates);
-                    let what = Exchange::Shift;
-                    cutter.pass.pieces.push(Piece::Exchange { what, from, to });
+                    cutter.exchange(Exchange::Shift, from, to);
                 }
             }
         }
         cutter.close(*pass, &mut name, templates);
     }
-    cutter.pass.open = cutter.unread();
+    cutter.pass.open = std::mem::take(&mut cutter.open);
     cutter.pass
 }
 
@@ -130,39 +135,26 @@ struct Cutter<'a> {
     run: Vec<Item>,
     /// Exchanges that this segment waits for.
     joined: Vec<usize>,
+    /// Exchanges that nothing waits for yet.
+    open: Vec<usize>,
 }
 
 impl Cutter<'_> {
-    /// Exchanges not waited for yet that the next operator must wait for.
-    fn awaited(&self, inputs: &[ValueId]) -> Vec<usize> {
-        let waited = |at: usize| {
-            let earlier = self.pass.pieces.iter().any(|piece| match piece {
-                Piece::Run { waits, .. } => waits.contains(&at),
-                Piece::Exchange { .. } => false,
-            });
-            earlier || self.joined.contains(&at)
+    /// Takes the exchanges that the next operator is the first to wait for.
+    fn awaited(&mut self, inputs: &[ValueId]) -> Vec<usize> {
+        let (pieces, overlap) = (&self.pass.pieces, self.strategy.overlap);
+        let needed = |at: &usize| match &pieces[*at] {
+            Piece::Exchange { to, .. } => !overlap || inputs.contains(to),
+            Piece::Run { .. } => false,
         };
-        let needed = |to: ValueId| !self.strategy.overlap || inputs.contains(&to);
-        let exchanges = self.pass.pieces.iter().enumerate();
-        exchanges
-            .filter_map(|(at, piece)| match piece {
-                Piece::Exchange { to, .. } if needed(*to) && !waited(at) => Some(at),
-                Piece::Exchange { .. } | Piece::Run { .. } => None,
-            })
-            .collect()
+        let awaited: Vec<usize> = self.open.iter().copied().filter(needed).collect();
+        self.open.retain(|at| !awaited.contains(at));
+        awaited
     }
 
-    fn unread(&self) -> Vec<usize> {
-        let all = self.pass.pieces.iter().enumerate();
-        let exchanges = all.filter(|(_, p)| matches!(p, Piece::Exchange { .. })).map(|(at, _)| at);
-        exchanges
-            .filter(|at| {
-                !self.pass.pieces.iter().any(|piece| match piece {
-                    Piece::Run { waits, .. } => waits.contains(at),
-                    Piece::Exchange { .. } => false,
-                })
-            })
-            .collect()
+    fn exchange(&mut self, what: Exchange, from: ValueId, to: ValueId) {
+        self.open.push(self.pass.pieces.len());
+        self.pass.pieces.push(Piece::Exchange { what, from, to });
     }
 
     /// Ends the current segment, if it has any operators.

@@ -29,6 +29,8 @@ pub use error::ScheduleError;
 pub use in_flight::{PassOutput, in_flight};
 pub use kind::{ScheduleKind, Versions};
 
+use crate::ids::StageRank;
+
 /// Maximum number of actions of an order, over all ranks.
 ///
 /// Far above any real pipeline: 128 ranks with 8 chunks and 4,096 microbatches need half of it. Low
@@ -64,51 +66,66 @@ impl Row for Vec<Action> {
     fn idle(&mut self, _: u64) {}
 }
 
+/// Compute actions of one pipeline rank, in execution order; see [`order`].
+pub fn row(
+    kind: ScheduleKind,
+    pipeline_ranks: u16,
+    microbatches: u32,
+    rank: StageRank,
+) -> Result<Vec<Action>, ScheduleError> {
+    let per_round = check(kind, pipeline_ranks, microbatches)?;
+    Ok(row_of(kind, pipeline_ranks, (microbatches, per_round), rank.0))
+}
+
 /// Builds one row per rank. Arguments are checked here, so the schedules cannot fail.
 fn rows<R: Row>(
     kind: ScheduleKind,
     ranks: u16,
     microbatches: u32,
 ) -> Result<Vec<R>, ScheduleError> {
-    check(kind, ranks, microbatches)?;
-    let per_round = match kind {
+    let per_round = check(kind, ranks, microbatches)?;
+    Ok((0..ranks).map(|rank| row_of(kind, ranks, (microbatches, per_round), rank)).collect())
+}
+
+fn row_of<R: Row>(
+    kind: ScheduleKind,
+    ranks: u16,
+    (microbatches, per_round): (u32, u32),
+    rank: u16,
+) -> R {
+    let shape = |chunks| interleaved::InterleavedLayout { ranks, chunks, microbatches, per_round };
+    let mut row = R::default();
+    match kind {
+        ScheduleKind::GPipe => gpipe::row(rank, ranks, microbatches, &mut row),
+        ScheduleKind::OneFOneB => one_f_one_b::row(rank, ranks, microbatches, &mut row),
+        ScheduleKind::Interleaved { chunks } => shape(chunks).row(rank, &mut row),
+        ScheduleKind::ZbH1 { chunks } => zero_bubble::row(&shape(chunks), rank, &mut row),
+        ScheduleKind::DualPipeV => dual_pipe_v::row(rank, ranks, microbatches, &mut row),
+        ScheduleKind::PipeDream { .. } => {
+            pipe_dream::row(rank, kind.ahead(rank, ranks), microbatches, &mut row);
+        }
+    }
+    row
+}
+
+/// Checks that a schedule can run as many microbatches on as many ranks, and returns the number of
+/// microbatches of a round.
+pub fn check(kind: ScheduleKind, ranks: u16, microbatches: u32) -> Result<u32, ScheduleError> {
+    check_sizes(kind, ranks, microbatches)?;
+    match kind {
+        // With one chunk any number works: the length of a round does not matter.
         ScheduleKind::GPipe
         | ScheduleKind::OneFOneB
         | ScheduleKind::DualPipeV
-        | ScheduleKind::PipeDream { .. } => microbatches,
-        // With one chunk any number works: the length of a round does not matter.
-        ScheduleKind::ZbH1 { chunks: 1 } => microbatches,
+        | ScheduleKind::PipeDream { .. }
+        | ScheduleKind::ZbH1 { chunks: 1 } => Ok(microbatches),
         ScheduleKind::Interleaved { .. } | ScheduleKind::ZbH1 { .. } => {
-            interleaved::per_round(ranks, microbatches)?
+            interleaved::per_round(ranks, microbatches)
         }
-    };
-    Ok((0..ranks)
-        .map(|rank| {
-            let mut row = R::default();
-            match kind {
-                ScheduleKind::GPipe => gpipe::row(rank, ranks, microbatches, &mut row),
-                ScheduleKind::OneFOneB => one_f_one_b::row(rank, ranks, microbatches, &mut row),
-                ScheduleKind::Interleaved { chunks } => {
-                    let shape =
-                        interleaved::InterleavedLayout { ranks, chunks, microbatches, per_round };
-                    shape.row(rank, &mut row);
-                }
-                ScheduleKind::ZbH1 { chunks } => {
-                    let shape =
-                        interleaved::InterleavedLayout { ranks, chunks, microbatches, per_round };
-                    zero_bubble::row(&shape, rank, &mut row);
-                }
-                ScheduleKind::DualPipeV => dual_pipe_v::row(rank, ranks, microbatches, &mut row),
-                ScheduleKind::PipeDream { .. } => {
-                    pipe_dream::row(rank, kind.ahead(rank, ranks), microbatches, &mut row);
-                }
-            }
-            row
-        })
-        .collect())
+    }
 }
 
-fn check(kind: ScheduleKind, ranks: u16, microbatches: u32) -> Result<(), ScheduleError> {
+fn check_sizes(kind: ScheduleKind, ranks: u16, microbatches: u32) -> Result<(), ScheduleError> {
     let chunks = kind.chunks();
     if chunks == 0 {
         return Err(ScheduleError::Chunks { given: kind.to_string() });

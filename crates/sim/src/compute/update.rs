@@ -5,6 +5,19 @@ use paceline_plan::program::{AccumulateMode, Bucket, Program, StepPhase, View};
 use paceline_plan::strategy::Store;
 use paceline_plan::units::{Bytes, Seconds};
 
+/// Bytes of one parameter's state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StateSizes {
+    /// Its gradient.
+    pub(crate) grads: f64,
+    /// The weight that layers read.
+    pub(crate) params: f64,
+    /// The master weight, if it is another.
+    pub(crate) master: Option<f64>,
+    /// All moments.
+    pub(crate) moments: f64,
+}
+
 impl Roofline<'_> {
     /// Time of one optimizer step on this rank's shard of a bucket. Gradients are read, master
     /// weights and moments are read and written, weights are written (and read if they are their
@@ -21,23 +34,41 @@ impl Roofline<'_> {
             return Seconds::ZERO;
         }
         let size = |view: &View| program.buffer(view.buffer).dtype.size() as f64;
-        let sum = |views: &[View]| views.iter().map(size).sum::<f64>();
-        let (grads, moments) = (size(&bucket.grads), sum(&bucket.moments));
-        let master = bucket.master.unwrap_or(bucket.params);
-        let rounded = if bucket.master.is_some() { size(&bucket.params) } else { 0.0 };
-        let changed = 2.0 * size(&master) + rounded;
-        let per_element = match (phase, bucket.tensor_norms) {
-            (StepPhase::Apply, None) => grads + changed + 2.0 * moments + self.profile.update_bytes,
-            (StepPhase::TensorNorms, _) => grads + size(&master) + 2.0 * moments,
+        let state = StateSizes {
+            grads: size(&bucket.grads),
+            params: size(&bucket.params),
+            master: bucket.master.as_ref().map(size),
+            moments: bucket.moments.iter().map(size).sum(),
+        };
+        self.update(bucket.elements / parts.max(1), &state, phase, bucket.tensor_norms.is_some())
+    }
+
+    /// Time of a phase of the optimizer step on `elements` elements; `norms` is true if tensor norms
+    /// are computed first.
+    pub(crate) fn update(
+        &self,
+        elements: u64,
+        state: &StateSizes,
+        phase: StepPhase,
+        norms: bool,
+    ) -> Seconds {
+        let StateSizes { grads, params, master, moments } = *state;
+        let rounded = if master.is_some() { params } else { 0.0 };
+        let master = master.unwrap_or(params);
+        let changed = 2.0 * master + rounded;
+        let per_element = match (phase, norms) {
+            (StepPhase::Apply, false) => {
+                grads + changed + 2.0 * moments + self.profile.update_bytes
+            }
+            (StepPhase::TensorNorms, _) => grads + master + 2.0 * moments,
             (StepPhase::LocalMomentum, _) => 2.0 * grads + 0.5 * moments,
             // The first moment is written but not read.
             (StepPhase::ApplyMomentum, _) => {
                 grads + changed + 1.5 * moments + self.profile.update_bytes
             }
-            (StepPhase::Apply, Some(_)) => moments + changed + self.profile.update_bytes,
+            (StepPhase::Apply, true) => moments + changed + self.profile.update_bytes,
         };
-        let elements = (bucket.elements / parts.max(1)) as f64;
-        Seconds(self.streaming(elements * per_element).device)
+        Seconds(self.streaming(elements as f64 * per_element).device)
     }
 
     /// Time of an element-wise sum or copy of a view.

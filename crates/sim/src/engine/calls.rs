@@ -7,6 +7,7 @@ use crate::cluster::measured::TransportTable;
 use crate::error::SimError;
 use crate::jobs::Placement;
 use crate::network::{CostModel, Measured, NoPath, Vector};
+use crate::prices;
 use paceline_plan::collective::{CollectiveKind, Method, Pattern, SummationOrder};
 use paceline_plan::ids::{CallId, GroupId, Rank, RoleId};
 use paceline_plan::program::{Call, Op, Plan, Program};
@@ -133,12 +134,7 @@ fn collective(
     };
     let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
     let pattern = call.pattern(ranks).map_err(located)?;
-    let time = match call.method {
-        Method::Steps(_) => network.collective(&pattern, &members, vector),
-        Method::Library { library, forced } => {
-            network.native((library, forced), &pattern, &members, vector)
-        }
-    };
+    let time = prices::collective(network, call.method, &pattern, &members, vector);
     time.map_err(|source| {
         let op = program.body.nodes.iter().position(
             |node| matches!(node.op, Op::Collective { call: id, .. } if program.call(id) == call),

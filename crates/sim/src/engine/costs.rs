@@ -10,11 +10,9 @@ use super::ring_attention::{self, Sizes};
 use crate::cluster::Cluster;
 use crate::compute::Roofline;
 use crate::jobs::Placement;
-use crate::network::{CostModel, NoPath, Vector};
+use crate::network::{CostModel, NoPath};
+use crate::prices::{self, Route};
 use crate::profile::Profile;
-use paceline_plan::collective::{
-    self as native, Algorithm, CollectiveKind, Pattern, SummationOrder,
-};
 use paceline_plan::ids::{LaneId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{AccumulateMode, Call, Node, Op, Plan, StepPhase, View};
@@ -250,7 +248,9 @@ impl<'a> Costs<'a> {
             return Exposure::WHOLE;
         }
         let roofline = &self.kinds[class.kind].roofline;
-        interference::exposure(self.plan, call, self.profile, roofline)
+        let (group, bytes) = (self.plan.group(call.group), call.bytes());
+        let exchange = (group, call.kind, bytes);
+        interference::exposure(exchange, self.plan.strategy.micro_batch, self.profile, roofline)
     }
 
     /// Lane on which an op runs.
@@ -274,47 +274,30 @@ impl<'a> Costs<'a> {
         to: Rank,
         bytes: Bytes,
     ) -> Result<Seconds, NoPath> {
-        let whole = network.message(self.device(from), self.device(to), bytes)?;
-        let sliced = self.sliced(network, from, to, bytes)?;
-        // Slicing is used only if it is faster, which it is not inside a host.
-        Ok(sliced.filter(|sliced| sliced.0 < whole.0).unwrap_or(whole))
+        prices::message(network, &self.route(from, to), bytes)
+    }
+
+    /// Ends of a message and the ranks that may share it.
+    fn route(&self, from: Rank, to: Rank) -> Route {
+        let Plan { mesh, strategy, .. } = self.plan;
+        // Ring messages within a stage differ between tensor-parallel ranks and cannot be sliced.
+        let stage = |rank| mesh.coordinates(rank).map(|at| at.pp);
+        let between_stages = matches!((stage(from), stage(to)), (Some(a), Some(b)) if a != b);
+        let slices = prices::slices(self.profile, mesh, strategy.sp) && between_stages;
+        let mut receivers = Vec::new();
+        if slices {
+            receivers = mesh.members(GroupKind::Axis(Axis::Tp), to);
+            receivers.iter_mut().for_each(|member| *member = self.device(*member));
+        }
+        Route { from: self.device(from), to: self.device(to), receivers }
     }
 
     /// Number of slices of a message: one per tensor-parallel rank, or 1 if slicing does not pay.
     pub(crate) fn parts(&self, network: &dyn CostModel, from: Rank, to: Rank, bytes: Bytes) -> u32 {
         let whole = network.message(self.device(from), self.device(to), bytes);
-        let sliced = self.sliced(network, from, to, bytes);
+        let sliced = prices::sliced(network, &self.route(from, to), bytes);
         let pays = matches!((whole, sliced), (Ok(whole), Ok(Some(sliced))) if sliced.0 < whole.0);
         if pays { self.plan.mesh.tp } else { 1 }
-    }
-
-    /// Time of a message that is split among the tensor-parallel ranks and gathered again; `None`
-    /// if that is not possible.
-    fn sliced(
-        &self,
-        network: &dyn CostModel,
-        from: Rank,
-        to: Rank,
-        bytes: Bytes,
-    ) -> Result<Option<Seconds>, NoPath> {
-        let Plan { mesh, strategy, .. } = self.plan;
-        // Ring messages within a stage differ between tensor-parallel ranks and cannot be sliced.
-        let stage = |rank| mesh.coordinates(rank).map(|at| at.pp);
-        let between_stages = matches!((stage(from), stage(to)), (Some(a), Some(b)) if a != b);
-        if !self.profile.p2p_scatter_gather || mesh.tp == 1 || strategy.sp || !between_stages {
-            return Ok(None);
-        }
-        let part = bytes / u64::from(mesh.tp);
-        let part = network.message(self.device(from), self.device(to), part)?;
-        let mut members = mesh.members(GroupKind::Axis(Axis::Tp), to);
-        members.iter_mut().for_each(|member| *member = self.device(*member));
-        let (kind, ring) = (CollectiveKind::AllGather, Algorithm::Ring);
-        let Ok(pattern) = Pattern::new(kind, ring, SummationOrder::Free, mesh.tp, 0) else {
-            return Ok(None);
-        };
-        let by = (native::Library::Nccl, Some(ring));
-        let gather = network.native(by, &pattern, &members, &Vector::of_bytes(bytes))?;
-        Ok(Some(part + gather))
     }
 
     /// Time in which an asynchronous server applies a push of a bucket.

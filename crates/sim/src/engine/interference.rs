@@ -7,9 +7,9 @@ use crate::compute::{Roofline, largest_of};
 use crate::profile::Profile;
 use paceline_plan::collective::CollectiveKind;
 use paceline_plan::mesh::{Axis, GroupKind};
-use paceline_plan::program::{Call, Op, Plan, Program};
+use paceline_plan::program::{Op, Plan, Program};
 use paceline_plan::strategy::Zero;
-use paceline_plan::units::Seconds;
+use paceline_plan::units::{Bytes, Seconds};
 
 /// Returns the slowdown factor of a role's compute from concurrent communication.
 ///
@@ -32,7 +32,11 @@ pub(super) fn slowdown(
             Op::Compute { segment, .. } => {
                 compute += templates[program.segment(segment).template as usize].0;
             }
-            Op::Collective { call, .. } => bytes += bytes_moved(plan, program.call(call), profile),
+            Op::Collective { call, .. } => {
+                let call = program.call(call);
+                let exchange = (plan.group(call.group), call.kind, call.bytes());
+                bytes += bytes_moved(exchange, plan.strategy.zero, profile);
+            }
             Op::Load { .. }
             | Op::Send { .. }
             | Op::Recv { .. }
@@ -51,13 +55,17 @@ pub(super) fn slowdown(
 ///
 /// In a ring, a rank reads the bytes it sends and writes the bytes it receives, once for each part
 /// of the vector; reducing reads a second operand.
-fn bytes_moved(plan: &Plan, call: &Call, profile: &Profile) -> f64 {
-    if plan.group(call.group) != GroupKind::Replicas {
+pub(crate) fn bytes_moved(
+    (group, kind, bytes): (GroupKind, CollectiveKind, Bytes),
+    zero: Zero,
+    profile: &Profile,
+) -> f64 {
+    if group != GroupKind::Replicas {
         return 0.0;
     }
-    let gathered = profile.copies_shards && plan.strategy.zero == Zero::Parameters;
+    let gathered = profile.copies_shards && zero == Zero::Parameters;
     let copy = |times: f64| if gathered { times } else { 0.0 };
-    let times = match call.kind {
+    let times = match kind {
         // Copied out of the gathered vector: read and written.
         CollectiveKind::AllGather => 2.0 + copy(2.0),
         // Copied into the vector to be reduced: read at half the element size, and written.
@@ -71,7 +79,7 @@ fn bytes_moved(plan: &Plan, call: &Call, profile: &Profile) -> f64 {
         | CollectiveKind::SendRecv => 2.0,
         CollectiveKind::Barrier => 0.0,
     };
-    call.bytes().as_f64() * times
+    bytes.as_f64() * times
 }
 
 /// Returns the slowdown factor of the slowest of `ranks` devices relative to the average.
@@ -79,7 +87,7 @@ fn bytes_moved(plan: &Plan, call: &Call, profile: &Profile) -> f64 {
 /// Devices of one kind differ by silicon and cooling, and more so at the power limit (Sinha et al.,
 /// "Not All GPUs Are Created Equal", SC 2022). Ranks wait for each other in every iteration, so the
 /// slowest sets the pace.
-pub(super) fn slowest(ranks: u32) -> f64 {
+pub(crate) fn slowest(ranks: u32) -> f64 {
     1.0 + DEVIATION * largest_of(ranks.into())
 }
 
@@ -88,19 +96,19 @@ const DEVIATION: f64 = 0.01;
 
 /// Exposed part of an exchange and its additional copies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Exposure {
+pub(crate) struct Exposure {
     /// Fraction of the exchange that ranks wait for.
-    pub(super) share: f64,
+    pub(crate) share: f64,
     /// Time of the copies before and after it.
-    pub(super) copies: Seconds,
+    pub(crate) copies: Seconds,
 }
 
 impl Exposure {
     /// The whole exchange, without copies.
-    pub(super) const WHOLE: Self = Self { share: 1.0, copies: Seconds::ZERO };
+    pub(crate) const WHOLE: Self = Self { share: 1.0, copies: Seconds::ZERO };
 
     /// Exposed time of an exchange that takes `alone`.
-    pub(super) fn of(&self, alone: Seconds) -> Seconds {
+    pub(crate) fn of(&self, alone: Seconds) -> Seconds {
         alone * self.share + self.copies
     }
 }
@@ -112,19 +120,19 @@ impl Exposure {
 /// parts of a GEMM are slower than the whole. About half of the exchange therefore stays exposed.
 ///
 /// Under [`Profile::copies_tokens`], the exchanged data is read and written once more.
-pub(super) fn exposure(
-    plan: &Plan,
-    call: &Call,
+pub(crate) fn exposure(
+    (group, kind, bytes): (GroupKind, CollectiveKind, Bytes),
+    micro_batch: u64,
     profile: &Profile,
     roofline: &Roofline<'_>,
 ) -> Exposure {
-    let along_tensor = plan.group(call.group) == GroupKind::Axis(Axis::Tp);
-    let cut = matches!(call.kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
+    let along_tensor = group == GroupKind::Axis(Axis::Tp);
+    let cut = matches!(kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
     if !along_tensor || !cut {
         return Exposure::WHOLE;
     }
     let share = if profile.tp_comm_overlap { 0.5 } else { 1.0 };
-    let copied = profile.copies_tokens && plan.strategy.micro_batch > 1;
-    let copies = if copied { 2.0 * call.bytes().as_f64() } else { 0.0 };
+    let copied = profile.copies_tokens && micro_batch > 1;
+    let copies = if copied { 2.0 * bytes.as_f64() } else { 0.0 };
     Exposure { share, copies: roofline.stolen(copies) }
 }

@@ -30,7 +30,7 @@ mod costs;
 mod events;
 mod exchange_cost;
 mod flow;
-mod interference;
+pub(crate) mod interference;
 mod lanes;
 mod matching;
 mod measured;
