@@ -2,7 +2,7 @@
 //!
 //! A [`Transport`] carries tagged messages. [`thread`] connects ranks that are threads of one
 //! process; [`process`] connects processes, by shared memory within a host and by TCP between
-//! hosts. Processes find each other through [`rendezvous`], and [`launch`] reads a process's rank
+//! hosts; [`transport::mpi`] connects processes of an MPI launcher. Processes find each other through [`rendezvous`], and [`launch`] reads a process's rank
 //! from its launcher.
 //!
 //! [`ActiveCollective`] interprets the steps of a collective from `paceline-plan` on any transport.
@@ -21,6 +21,7 @@ mod frame_reader;
 pub mod launch;
 mod mailbox;
 pub mod measure;
+pub mod mpi;
 pub mod native;
 pub mod point;
 mod recorder;

@@ -38,6 +38,13 @@ impl Secret {
         Ok(Self(text.to_owned()))
     }
 
+    /// Derives the secret of a job from a secret of longer life: ranks that know both need no other
+    /// exchange, and what one job reveals is of no use in another.
+    pub fn derive(&self, job: &str) -> Self {
+        let bytes = self.prove("job", &[job.as_bytes()]);
+        Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
     /// Returns the secret in the form that [`from_text`](Self::from_text) accepts, to pass it to a
     /// rank. Callers must keep it out of command lines and logs.
     pub fn as_text(&self) -> &str {
@@ -135,6 +142,14 @@ mod tests {
         assert_ne!(secret.derive("data", b"job 1"), secret.derive("other", b"job 1"));
         assert_eq!(secret.derive("data", b"job 1"), secret.clone().derive("data", b"job 1"));
         assert!(!other.verify("client", &[b"ab", b"c"], &proof));
+    }
+
+    #[test]
+    fn jobs_have_secrets_of_their_own() {
+        let secret = Secret::from_text("a secret of a user").unwrap();
+        assert_eq!(secret.derive("7.0"), secret.derive("7.0"));
+        assert_ne!(secret.derive("7.0"), secret.derive("7.1"));
+        assert_eq!(secret.derive("7.0").as_text().len(), 64);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Files that no other user can read, replace or redirect: the user's own cache directory.
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, renameat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, Stat, fstat, linkat, mkdirat, openat, renameat, unlinkat,
 };
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -66,6 +66,26 @@ impl PrivateDir {
         check(&found, FileType::RegularFile)
             .map_err(|problem| refused(&self.path.join(name), problem))?;
         Ok(Some(File::from(opened)))
+    }
+
+    /// Creates a file with mode 0600 if there is none, and returns what it contains: the same to all
+    /// processes that call this, whichever comes first.
+    pub fn create_once(&self, name: &str, bytes: &[u8]) -> io::Result<Vec<u8>> {
+        if self.open(name)?.is_none() {
+            let fresh = format!("{name}.{:08x}", unique()?);
+            self.write(&fresh, |mut file| file.write_all(bytes))?;
+            let (directory, none) = (&self.directory, AtFlags::empty());
+            let linked = linkat(directory, &fresh, directory, name, none);
+            let _ = unlinkat(directory, &fresh, none);
+            match linked {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut found = Vec::new();
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        self.open(name)?.ok_or_else(missing)?.read_to_end(&mut found)?;
+        Ok(found)
     }
 
     /// Writes a file with mode 0600, which is complete or absent, and returns it opened for

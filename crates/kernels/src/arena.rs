@@ -272,6 +272,51 @@ unsafe impl Send for Arena {}
 // SAFETY: as above: two threads can hold slices of the same bytes only if both read them.
 unsafe impl Sync for Arena {}
 
+/// Bytes for a library outside this program, which reads or writes them while an operation is under
+/// way: an address without a lifetime. Its user sees to it that the memory outlasts the operation, and
+/// that nothing else touches it meanwhile.
+#[derive(Debug)]
+pub struct HostBytes {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address and a length; using the address is the user's affair.
+unsafe impl Send for HostBytes {}
+
+impl HostBytes {
+    /// The bytes of a slice.
+    pub fn of(bytes: &mut [u8]) -> Self {
+        Self { at: NonNull::from(&mut *bytes).cast(), len: bytes.len() }
+    }
+
+    /// Address of the first byte.
+    pub fn pointer(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Arena {
+    /// A span for a library outside this program. The plan orders all ops that touch it around the
+    /// operation, and the arena stays until that has ended.
+    pub fn lend(&self, span: Span) -> Result<HostBytes, ArenaError> {
+        // No other op may be using it when the operation begins.
+        drop(self.views(&[(span, Access::Write)])?);
+        let at = NonNull::new(self.pointer(span)).unwrap_or(self.memory);
+        Ok(HostBytes { at, len: span.len as usize })
+    }
+}
+
 impl Drop for Arena {
     fn drop(&mut self) {
         match self.block {

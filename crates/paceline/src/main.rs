@@ -38,7 +38,10 @@ fn main() -> ExitCode {
     let mut json = flags::wants_json(&arguments);
     let ran = log::start().and_then(|()| commands::run(arguments, &mut json));
     match ran {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            paceline_comm::mpi::leave();
+            ExitCode::SUCCESS
+        }
         Err(failure) => {
             // A message is lost if its stream is closed.
             if let Some(message) = failure.message() {

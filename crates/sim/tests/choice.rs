@@ -90,6 +90,7 @@ fn auto_is_as_fast_as_the_best_named_algorithm() {
                     order: Free,
                     elements: bytes,
                     element: Bytes(1),
+                    dtype: None,
                     block: 1,
                 };
                 let chosen = fabric.fastest(&members, &ask);

@@ -4,6 +4,7 @@
 //! operations on them. Buffers, queues and requests are the library's own types: host memory and
 //! requests for MPI, device memory and streams for NCCL.
 
+pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 

@@ -14,11 +14,13 @@ pub enum TransportKind {
     Shm,
     /// TCP only.
     Tcp,
+    /// Point-to-point messages of MPI, between processes that its launcher started.
+    Mpi,
 }
 
 impl TransportKind {
     /// All transports, in the order in which messages list them.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::Thread, Self::Shm, Self::Tcp];
+    pub const ALL: [Self; 5] = [Self::Auto, Self::Thread, Self::Shm, Self::Tcp, Self::Mpi];
 
     /// Name on the command line.
     pub const fn name(self) -> &'static str {
@@ -27,6 +29,7 @@ impl TransportKind {
             Self::Thread => "thread",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Mpi => "mpi",
         }
     }
 }
@@ -42,10 +45,8 @@ impl FromStr for TransportKind {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        known.ok_or_else(|| match text {
-            "mpi" => "'mpi' is not available yet; use auto, thread, shm or tcp".to_owned(),
-            _ => format!("unknown transport '{text}'; use auto, thread, shm or tcp"),
-        })
+        known
+            .ok_or_else(|| format!("unknown transport '{text}'; use auto, thread, shm, tcp or mpi"))
     }
 }
 
@@ -58,7 +59,6 @@ mod tests {
         for kind in TransportKind::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
-        assert!("mpi".parse::<TransportKind>().unwrap_err().contains("not available"));
         assert!("shmem".parse::<TransportKind>().unwrap_err().contains("use auto, thread"));
     }
 }

@@ -3,6 +3,7 @@
 mod kind;
 mod local;
 mod message;
+pub mod mpi;
 pub mod process;
 pub mod thread;
 
@@ -142,7 +143,8 @@ pub trait MessageSink {
     /// Contiguous memory for the bytes of a message of `total` bytes from byte `at` on, if they are
     /// only to be stored. A transport that can write there directly saves a buffer on the way. It
     /// reports such bytes to [`written`](Self::written) instead of passing them to
-    /// [`chunk`](Self::chunk).
+    /// [`chunk`](Self::chunk). The memory stays in place, and nothing else touches it, until the
+    /// message is complete or the world has failed.
     fn destination(
         &mut self,
         _header: &Header,

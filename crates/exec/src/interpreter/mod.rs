@@ -26,6 +26,7 @@ use crate::interpreter::task::{OpClass, Task};
 use crate::memory::{Memory, offload_thread};
 use crate::parameters::{self, HeldWeights};
 use crate::progress::engine::ProgressEngine;
+use crate::progress::exchange::{MpiGroups, join_mpi};
 use crate::progress::thread::ProgressThread;
 use crate::rank_coords::RankCoords;
 use crate::run::control::{during, largest};
@@ -35,6 +36,7 @@ use crate::run::options::Start;
 use crate::run::staleness::StalenessTracker;
 use paceline_comm::Transport;
 use paceline_kernels::arena::Span;
+use paceline_plan::collective::Library;
 use paceline_plan::ids::BufferId;
 use paceline_plan::program::{PROGRESS_HANDOFF_MIN, Program};
 use paceline_plan::staleness::Staleness;
@@ -185,7 +187,17 @@ impl<'a, D: Device> Rank<'a, D> {
         let lanes = OpScheduler::new(run.plan, rank, run.clock, run.options.traced);
         let lanes = Arc::new(lanes.warming_up(run.from.warm_up));
         let memory = Arc::new(memory);
-        let engine = ProgressEngine::new(run.plan, transport, &memory, &lanes);
+        let groups = match D::LIBRARY {
+            Some(Library::Mpi) => join_mpi(run.plan, rank),
+            Some(Library::Nccl) | None => Ok(MpiGroups::new()),
+        };
+        let groups = groups.map_err(|source| ExecError::Op {
+            rank,
+            iteration: 1,
+            op: "start".into(),
+            source: source.into(),
+        })?;
+        let engine = ProgressEngine::new(run.plan, transport, &memory, &lanes, groups);
         let progress = Arc::new(match D::ISSUES {
             true => ProgressThread::without(engine.staged()),
             false => ProgressThread::new(engine),
@@ -222,6 +234,9 @@ impl<'a, D: Device> Rank<'a, D> {
         if let Err(error) = &done {
             // Else a device would wait for ranks that will not come.
             self.device.abort(&error.to_string());
+            if let Ok(mut engine) = self.progress.acquire() {
+                engine.abort(&error.to_string());
+            }
         }
         done
     }

@@ -8,7 +8,7 @@ use crate::error::Fault;
 use crate::memory::shared_weights::SharedWeights;
 use crate::memory::store::{OffloadStore, StoreError};
 use paceline_comm::Transport;
-use paceline_kernels::arena::{Access, Arena, ArenaError, Span, Views};
+use paceline_kernels::arena::{Access, Arena, ArenaError, HostBytes, Span, Views};
 use paceline_kernels::element::Plain;
 use paceline_plan::DType;
 use paceline_plan::ids::BufferId;
@@ -124,6 +124,11 @@ impl<'p> Memory<'p> {
     /// Gives access to several spans at once.
     pub(crate) fn views(&self, spans: &[(Span, Access)]) -> Result<Views<'_>, ArenaError> {
         self.arena.views(spans)
+    }
+
+    /// Gives a span to a library, for an operation that the plan orders among all others.
+    pub(crate) fn lend(&self, span: Span) -> Result<HostBytes, ArenaError> {
+        self.arena.lend(span)
     }
 
     /// Dtype of a buffer.

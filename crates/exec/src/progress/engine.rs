@@ -4,7 +4,7 @@ use crate::error::{ExecError, Fault};
 use crate::interpreter::lanes::{OpScheduler, RunningOp, WaitSpan};
 use crate::interpreter::task::{ExchangeTask, OpClass, Task};
 use crate::memory::Memory;
-use crate::progress::exchange::{CommContext, ExchangeState, NativeExchange};
+use crate::progress::exchange::{CommContext, ExchangeState, MpiGroups, NativeExchange};
 use paceline_comm::{Progress, Transport, Wait};
 use paceline_kernels::arena::Span;
 use paceline_plan::ids::{Microbatch, Rank};
@@ -37,6 +37,9 @@ pub(crate) struct Staging {
     pub(crate) written: Option<Span>,
 }
 
+/// Sleep between two looks at exchanges of MPI, beside a thread that computes.
+const MPI_NAP: Duration = Duration::from_micros(20);
+
 /// Exchange in flight on a lane.
 #[derive(Debug)]
 struct ActiveExchange<'a> {
@@ -52,6 +55,7 @@ impl<'a> ProgressEngine<'a> {
         transport: &'a mut dyn Transport,
         memory: &Arc<Memory<'a>>,
         lanes: &Arc<OpScheduler<'a>>,
+        groups: MpiGroups,
     ) -> Self {
         let rank = transport.rank();
         let mut flights = Vec::new();
@@ -62,7 +66,7 @@ impl<'a> ProgressEngine<'a> {
             microbatches: u64::from(plan.strategy.microbatches()),
             memory: Arc::clone(memory),
             lanes: Arc::clone(lanes),
-            exchanges: CommContext::new(plan, rank),
+            exchanges: CommContext::new(plan, rank, groups),
             flights,
             at: None,
             moved_at: Instant::now(),
@@ -145,6 +149,7 @@ impl<'a> ProgressEngine<'a> {
 
     /// Sleeps until an exchange may advance, or until a waker wakes it.
     pub(crate) fn sleep(&mut self, at_most: Duration) -> Result<(), ExecError> {
+        let at_most = if self.asks_mpi() { at_most.min(MPI_NAP) } else { at_most };
         self.transport.wait(Wait::Block, at_most).map_err(|source| self.located(source.into()))
     }
 
@@ -169,8 +174,25 @@ impl<'a> ProgressEngine<'a> {
             let (iteration, op) = (started.iteration + 1, self.lanes.describe(started));
             return Err(ExecError::Silent { rank, iteration, op, peer, waited });
         }
-        let timeout = exchange_timeout.saturating_sub(waited);
+        let mut timeout = exchange_timeout.saturating_sub(waited);
+        if self.asks_mpi() {
+            // The end of MPI's exchange wakes nobody; it has to be asked again at once.
+            std::thread::yield_now();
+            timeout = Duration::ZERO;
+        }
         self.transport.wait(Wait::Spin, timeout).map_err(|source| self.located(source.into()))
+    }
+
+    /// Returns true if an exchange in flight is MPI's, which moves data only while it is asked.
+    fn asks_mpi(&self) -> bool {
+        let native =
+            |flight: &ActiveExchange<'_>| matches!(flight.flight, ExchangeState::Native { .. });
+        self.flights.iter().flatten().any(native)
+    }
+
+    /// Tells MPI's groups that this rank cannot continue.
+    pub(crate) fn abort(&mut self, reason: &str) {
+        self.exchanges.abort(reason);
     }
 
     /// Error of a fault while waiting, located at the awaited op.
@@ -257,9 +279,9 @@ impl<'a> ProgressEngine<'a> {
         let ActiveExchange { started, progress: before, mut wait, .. } = in_flight;
         self.at = Some(started);
         let asked = self.lanes.now();
-        let progress = in_flight
-            .flight
-            .progress(self.transport, &self.memory)
+        let progress = self
+            .exchanges
+            .progress(&mut in_flight.flight, self.transport, &self.memory)
             .map_err(|source| self.lanes.failed(&started, source))?;
         if wait.from.is_none() {
             wait.from = Some(self.lanes.now());

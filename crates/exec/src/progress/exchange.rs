@@ -8,13 +8,14 @@
 use crate::error::Fault;
 use crate::memory::{Memory, within};
 use crate::progress::engine::Staging;
-use paceline_comm::native::NativeOp;
+use paceline_comm::native::mpi::{MpiCommunicator, MpiRequest, MpiWorld};
+use paceline_comm::native::{Communicator, NativeOp, join_groups};
 use paceline_comm::{
-    ActiveCollective, CollectiveSpec, Progress, Receiving, Sending, Tag, Transport,
+    ActiveCollective, CollectiveSpec, CommError, Progress, Receiving, Sending, Tag, Transport, mpi,
 };
 use paceline_kernels::arena::{Access, Span};
 use paceline_plan::DType;
-use paceline_plan::collective::{CollectiveKind, Method, chunk_range};
+use paceline_plan::collective::{CollectiveKind, Library, Method, chunk_range};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Rank};
 use paceline_plan::program::{Call, Peer, Plan, Program, View};
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ pub(crate) struct CommContext<'p> {
     own: Vec<Range<u64>>,
     /// Number of collectives begun by each group on each lane.
     begun: BTreeMap<(GroupId, LaneId), u32>,
+    groups: MpiGroups,
     /// Idle collectives by call: their steps are computed only once.
     idle: Vec<Option<Box<ActiveCollective>>>,
 }
@@ -60,10 +62,40 @@ pub(crate) enum ExchangeState {
         /// Source and destination of the result's copy at the end.
         result: Option<(Span, Span)>,
     },
+    /// A collective that MPI performs.
+    Native {
+        request: MpiRequest,
+        by: (GroupId, LaneId),
+        /// Source and destination of the result's copy at the end.
+        result: Option<(Span, Span)>,
+    },
+}
+
+/// Communicators of MPI, by group and lane.
+pub(crate) type MpiGroups = BTreeMap<(GroupId, LaneId), MpiCommunicator>;
+
+/// Joins MPI's groups of a plan with the other ranks, if MPI performs any of its collectives; all do
+/// this at once, in the same order.
+pub(crate) fn join_mpi(plan: &Plan, rank: Rank) -> Result<MpiGroups, CommError> {
+    let by_mpi = |call: &Call| call.method.library() == Some(Library::Mpi);
+    if !plan.programs.iter().flat_map(|program| &program.calls).any(by_mpi) {
+        return Ok(MpiGroups::new());
+    }
+    let mpi = mpi::joined().ok_or_else(|| {
+        let problem = "the plan's collectives are MPI's, and this process has not joined MPI";
+        CommError::Job { problem: problem.into() }
+    })?;
+    let lanes = &plan.program(rank).lanes;
+    let groups = join_groups(&mut MpiWorld::new(mpi), plan, rank)?.into_iter();
+    let own = groups.filter_map(|((group, name), communicator)| {
+        let lane = lanes.iter().position(|known| known == name)?;
+        Some(((group, LaneId::from(lane)), communicator))
+    });
+    Ok(own.collect())
 }
 
 impl<'p> CommContext<'p> {
-    pub(crate) fn new(plan: &'p Plan, rank: Rank) -> Self {
+    pub(crate) fn new(plan: &'p Plan, rank: Rank, groups: MpiGroups) -> Self {
         let program = plan.program(rank);
         let mut names: Vec<&String> = plan.programs.iter().flat_map(|p| &p.lanes).collect();
         names.sort_unstable();
@@ -81,6 +113,7 @@ impl<'p> CommContext<'p> {
             lanes: program.lanes.iter().map(number).collect(),
             own: program.calls.iter().map(own).collect(),
             begun: BTreeMap::new(),
+            groups,
             idle: program.calls.iter().map(|_| None).collect(),
         }
     }
@@ -126,6 +159,16 @@ impl<'p> CommContext<'p> {
         running: u64,
     ) -> Result<ExchangeState, Fault> {
         let call = self.program.call(id);
+        if let Some(op) = NativeOp::of(call)
+            && let Some(group) = self.groups.get_mut(&(call.group, lane))
+        {
+            let own = self.own[id.index()].clone();
+            let Buffers { copied, data, output, result } = Buffers::of(memory, call, own, running);
+            copied.map_or(Ok(()), |(from, to)| memory.copy(from, to))?;
+            let output = output.map(|span| memory.lend(span)).transpose()?;
+            let request = group.start(&op, call.dtype, memory.lend(data)?, output, &())?;
+            return Ok(ExchangeState::Native { request, by: (call.group, lane), result });
+        }
         let begun = self.begun.entry((call.group, lane)).or_default();
         let channel = COLLECTIVE | self.lanes[lane.index()] << 16 | u32::from(call.group.0);
         let tag = Tag::new(channel, *begun);
@@ -192,8 +235,39 @@ impl<'p> CommContext<'p> {
     pub(crate) fn keep(&mut self, state: ExchangeState) {
         match state {
             ExchangeState::Collective { state, call, .. } => self.idle[call.index()] = Some(state),
-            ExchangeState::Send { .. } | ExchangeState::Receive { .. } => {}
+            ExchangeState::Send { .. }
+            | ExchangeState::Receive { .. }
+            | ExchangeState::Native { .. } => {}
         }
+    }
+
+    /// Advances an exchange as far as possible without blocking.
+    pub(crate) fn progress(
+        &mut self,
+        state: &mut ExchangeState,
+        transport: &mut dyn Transport,
+        memory: &Memory<'_>,
+    ) -> Result<Progress, Fault> {
+        let ExchangeState::Native { request, by, result } = state else {
+            return state.progress(transport, memory);
+        };
+        let missing = Fault::NoCommunicator { library: Library::Mpi };
+        let group = self.groups.get_mut(by).ok_or(missing)?;
+        // MPI moves data only while it is called, and a little with each call.
+        for _ in 0..TESTS {
+            if group.test(request)? {
+                result.map_or(Ok(()), |(from, to)| memory.copy(from, to))?;
+                return Ok(Progress::Done);
+            }
+        }
+        let members = self.plan.mesh.members(self.plan.group(by.0), self.rank);
+        let on = members.into_iter().find(|member| *member != self.rank).unwrap_or(self.rank);
+        Ok(Progress::Pending { on, step: 0, moved: 0 })
+    }
+
+    /// Tells MPI's groups that this rank cannot continue.
+    pub(crate) fn abort(&mut self, reason: &str) {
+        self.groups.values_mut().for_each(|group| group.abort(reason));
     }
 
     fn prepare(&self, call: &Call, tag: Tag) -> Result<Box<ActiveCollective>, Fault> {
@@ -269,10 +343,7 @@ pub(crate) enum CommunicatorKey {
 
 /// Exchange that a library performs in the memory of a device.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(
-    not(feature = "cuda"),
-    expect(dead_code, reason = "only GPUs have libraries of their own")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs queue exchanges of a library"))]
 pub(crate) struct NativeExchange {
     pub(crate) by: CommunicatorKey,
     pub(crate) op: NativeOp,
@@ -314,9 +385,13 @@ impl ExchangeState {
                 }
                 Ok(progress)
             }
+            Self::Native { .. } => Err(Fault::NoCommunicator { library: Library::Mpi }),
         }
     }
 }
+
+/// Number of times that MPI is asked for a request in a row.
+const TESTS: u32 = 8;
 
 /// Bit set in the channels of collectives, and not in those of messages.
 const COLLECTIVE: u32 = 1 << 31;

@@ -131,7 +131,9 @@ pub(super) fn cache_decay(
     let kind = CollectiveKind::AllReduce;
     let asked = match transport {
         TransportKind::Shm => Algorithm::SharedMemory,
-        TransportKind::Auto | TransportKind::Thread | TransportKind::Tcp => Algorithm::Auto,
+        TransportKind::Auto | TransportKind::Thread | TransportKind::Tcp | TransportKind::Mpi => {
+            Algorithm::Auto
+        }
     };
     let Ok(algorithm) = resolve(kind, asked, ranks, SummationOrder::Canonical) else {
         return Ok(None);

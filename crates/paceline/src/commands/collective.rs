@@ -169,8 +169,15 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
         let algorithm = algorithm.unwrap_or(Algorithm::Auto);
         let fabric = cluster.as_ref().map(|cluster| cluster.fabric());
         let bytes = bytes.unwrap_or(Bytes::ZERO);
-        let ask =
-            Ask { kind: op, algorithm, order, elements: bytes.0, element: Bytes(1), block: 1 };
+        let ask = Ask {
+            kind: op,
+            algorithm,
+            order,
+            elements: bytes.0,
+            element: Bytes(1),
+            dtype: None,
+            block: 1,
+        };
         let resolved = match fabric {
             Some(fabric) if algorithm == Algorithm::Auto => Ok(fabric.fastest(&members, &ask)),
             Some(fabric) => fabric.resolve(algorithm, &members),

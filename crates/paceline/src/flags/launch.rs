@@ -1,13 +1,15 @@
 //! Launcher and transport flags.
 
 use super::{Problems, read_text, real, size, whole, word};
+use crate::launch::{RANK, environment, interface_address};
 use clap::Args;
+use paceline_comm::launch::{RankEnv, rank_env};
 use paceline_comm::{Secret, TransportKind};
 use paceline_exec::Device;
 use paceline_plan::collective::Library;
 use paceline_plan::units::Bytes;
 use serde::Serialize;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -19,31 +21,37 @@ use std::time::Duration;
 #[command(next_help_heading = "Ranks")]
 pub(crate) struct LaunchFlags {
     /// Transport between ranks: thread (ranks are threads of one process), shm (processes that
-    /// share memory), tcp, or auto: processes, with shared memory inside a host and TCP across
-    /// hosts [default: auto]
+    /// share memory), tcp, mpi (messages of the MPI whose mpirun started the ranks), or auto:
+    /// processes, with shared memory inside a host and TCP across hosts [default: auto]
     #[arg(long, value_name = "KIND")]
     pub transport: Option<String>,
-    /// Launcher of the ranks: local (this command) or env (torchrun, mpirun or srun; rank, world
-    /// size and the address of rank 0 are read from the environment) [default: local]
+    /// Launcher of the ranks: local (this command), env (mpirun, srun, torchrun or Kubernetes; rank,
+    /// world size and the address of rank 0 come from the environment), or auto: env if such a launcher
+    /// has started this process, else local [default: auto]
     #[arg(long, value_name = "HOW")]
     pub launch: Option<String>,
     /// Compute device: cpu, or cuda in a build with the feature cuda; rank k of a host takes its GPU k,
     /// or N + k with cuda:N [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Library for the exchanges of GPUs: nccl, or none (all by the plan's steps, through the
-    /// hosts' memory) [default: none]
+    /// Library for exchanges: nccl on GPUs, mpi on CPUs, or none (all by the plan's steps) [default:
+    /// none]
     ///
-    /// Collectives in canonical order are always the plan's own steps.
+    /// Sums in canonical order are always the plan's own steps, so that --order free goes with it.
     #[arg(long, value_name = "LIBRARY")]
     pub library: Option<String>,
     /// Several ranks on one GPU, to try layouts on a small machine; their times mean nothing
     #[arg(long)]
     pub share_device: bool,
-    /// Address that ranks listen on; 0.0.0.0 is any [default: 127.0.0.1]
+    /// Address that ranks listen on; 0.0.0.0 is any [default: that of the way to rank 0; 127.0.0.1
+    /// for ranks of one host]
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<String>,
-    /// File with the job's secret, the same for all ranks; PACELINE_SECRET works too
+    /// Network interface that ranks listen on, instead of an address: ib0, eth1
+    #[arg(long, value_name = "NAME")]
+    pub interface: Option<String>,
+    /// File with the job's secret, the same for all ranks; PACELINE_SECRET works too [default: made
+    /// for the job by its launcher, or from a file of this user]
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
     /// Encrypt and authenticate all that ranks send over TCP (AES-256-GCM), with keys derived from
@@ -88,8 +96,10 @@ pub(crate) struct Launch {
     pub share_device: bool,
     /// Environment of the ranks, for the library.
     pub variables: Vec<(&'static str, String)>,
-    /// Address that ranks listen on.
-    pub bind: IpAddr,
+    /// Rank of this process, if an external launcher has started it.
+    pub env: Option<RankEnv>,
+    /// Address that ranks listen on, if the user gave one or an interface.
+    pub bind: Option<IpAddr>,
     /// The job's secret, if the user gave one.
     pub secret: Option<Secret>,
     /// True to encrypt payloads sent over TCP.
@@ -129,11 +139,7 @@ impl FromStr for LaunchMode {
         match text {
             "local" => Ok(Self::Local),
             "env" => Ok(Self::Environment),
-            "mpi" => {
-                Err("'mpi' is not available yet; env reads what mpirun puts into the environment"
-                    .into())
-            }
-            _ => Err(format!("'{text}' is neither local nor env")),
+            _ => Err(format!("'{text}' is none of auto, local and env")),
         }
     }
 }
@@ -147,7 +153,8 @@ impl Default for Launch {
             library: None,
             share_device: false,
             variables: Vec::new(),
-            bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            env: None,
+            bind: None,
             secret: None,
             encrypt: false,
             warnings: Vec::new(),
@@ -169,7 +176,7 @@ impl LaunchFlags {
     pub(crate) fn check(&self, problems: &mut Problems) -> Launch {
         let default = Launch::default();
         let transport = word("--transport", &self.transport, problems);
-        let by = word("--launch", &self.launch, problems);
+        let (by, env) = self.launcher(problems);
         let bind = self.bind.as_deref().and_then(|text| {
             let wrong = || format!("'{text}' is not an address; 127.0.0.1, 10.0.0.7 or 0.0.0.0 is");
             text.parse().map_err(|_| problems.add("--bind", wrong())).ok()
@@ -180,21 +187,32 @@ impl LaunchFlags {
             0.05..=86_400.0,
             problems,
         );
+        let bind = bind.or_else(|| self.address_of_interface(problems));
         let transport = transport.unwrap_or(default.transport);
-        let by = by.unwrap_or(default.by);
         let device = self.device(problems).unwrap_or(default.device);
         let library = self.library(device, problems);
-        let bind = bind.unwrap_or(default.bind);
         let mut warnings = Vec::new();
         let secret = self.secret(problems, &mut warnings);
         self.encryption(transport, library, problems);
         let by_memory = matches!(transport, TransportKind::Thread | TransportKind::Shm);
-        if !bind.is_loopback() && !self.encrypt && !by_memory {
+        if let Some(bind) = bind.filter(|bind| !bind.is_loopback())
+            && !self.encrypt
+            && !by_memory
+        {
             warnings.push(format!(
                 "--bind {bind} lets other hosts connect, and payloads are neither encrypted nor \
                  authenticated: who controls the network can read and alter gradients. Add \
                  --encrypt, or keep the network private (docs/security.md)"
             ));
+        }
+        if by == LaunchMode::Local && std::env::var_os(RANK).is_none() {
+            let starts = "needs ranks that MPI starts: mpirun -n N paceline …";
+            if transport == TransportKind::Mpi {
+                problems.add("--transport", format!("mpi {starts}"));
+            }
+            if library == Some(Library::Mpi) {
+                problems.add("--library", format!("mpi {starts}"));
+            }
         }
         Launch {
             transport,
@@ -204,6 +222,7 @@ impl LaunchFlags {
             library,
             share_device: self.share_device(device, problems),
             variables: Vec::new(),
+            env,
             bind,
             secret,
             encrypt: self.encrypt,
@@ -211,6 +230,43 @@ impl LaunchFlags {
             heartbeat_timeout: silence.map_or(default.heartbeat_timeout, Duration::from_secs_f64),
             memory_limit: size("--memory-limit", self.memory_limit.as_deref(), problems),
         }
+    }
+
+    /// The launcher of the ranks, and the rank that an external one gave this process.
+    fn launcher(&self, problems: &mut Problems) -> (LaunchMode, Option<RankEnv>) {
+        let named = self.launch.clone().filter(|text| text != "auto");
+        let named: Option<LaunchMode> = word("--launch", &named, problems);
+        // Ranks of this program are told what they are, whatever has started their launcher.
+        if named == Some(LaunchMode::Local) || std::env::var_os(RANK).is_some() {
+            return (LaunchMode::Local, None);
+        }
+        let mut wrong = |text: String| problems.add("--launch", text);
+        match (named, rank_env(&environment())) {
+            (_, Err(error)) => wrong(format!("{error}; --launch local reads no such variables")),
+            (Some(_), Ok(None)) => wrong(
+                "env finds no rank in the environment: torchrun sets RANK and WORLD_SIZE, Open MPI \
+                 OMPI_COMM_WORLD_RANK, other MPIs PMI_RANK, srun SLURM_PROCID"
+                    .to_owned(),
+            ),
+            (Some(_), Ok(env @ Some(_))) => return (LaunchMode::Environment, env),
+            // Alone, a process has no other ranks to join, but may start some.
+            (None, Ok(Some(env))) if env.world != Some(1) => {
+                return (LaunchMode::Environment, Some(env));
+            }
+            (None, Ok(_)) => {}
+        }
+        (LaunchMode::Local, None)
+    }
+
+    /// The address of the interface that the user names.
+    fn address_of_interface(&self, problems: &mut Problems) -> Option<IpAddr> {
+        let name = self.interface.as_deref()?;
+        if self.bind.is_some() {
+            problems.add("--interface", "stands for --bind: use one of the two");
+            return None;
+        }
+        let found = interface_address(name);
+        found.map_err(|error| problems.add("--interface", error)).ok()
     }
 
     /// Checks the recovery flags: only processes can fail, and only their launcher restarts them.
@@ -264,12 +320,14 @@ impl LaunchFlags {
                 problems.add("--library", "nccl works on GPUs; use --device cuda, or none");
                 None
             }
-            (_, Ok(Library::Mpi)) => {
-                problems.add("--library", "'mpi' is not available yet; none is, and nccl on GPUs");
+            (_, Ok(Library::Mpi)) if on_gpu => {
+                problems
+                    .add("--library", "mpi works in the hosts' memory; use nccl on GPUs, or none");
                 None
             }
+            (_, Ok(Library::Mpi)) => Some(Library::Mpi),
             (_, Err(_)) => {
-                problems.add("--library", format!("'{text}' is neither none nor nccl"));
+                problems.add("--library", format!("'{text}' is none of none, nccl and mpi"));
                 None
             }
         }
@@ -357,7 +415,7 @@ mod tests {
     #[test]
     fn silence_means_loopback_and_ten_seconds() {
         let launch = checked(|_| {}).unwrap();
-        assert!(launch.bind.is_loopback() && launch.by == LaunchMode::Local);
+        assert!(launch.bind.is_none() && launch.by == LaunchMode::Local);
         assert_eq!(
             (launch.transport, launch.heartbeat_timeout.as_secs()),
             (TransportKind::Auto, 10)
@@ -370,7 +428,7 @@ mod tests {
             flags.memory_limit = text("2GiB");
         });
         let launch = launch.unwrap();
-        assert!(launch.bind.is_unspecified() && launch.device == Device::Cuda(3));
+        assert!(launch.bind.unwrap().is_unspecified() && launch.device == Device::Cuda(3));
         assert_eq!(
             (launch.transport, launch.heartbeat_timeout.as_millis()),
             (TransportKind::Tcp, 500)
@@ -439,6 +497,7 @@ mod tests {
             flags.transport = text("pigeon");
             flags.launch = text("mpi");
             flags.bind = text("here");
+            flags.interface = text("nowhere0");
             flags.heartbeat_timeout = text("0");
             flags.device = text("cuda:x");
             flags.secret_file = Some("no-such-file".into());
@@ -449,6 +508,7 @@ mod tests {
             "--transport",
             "--launch",
             "--bind",
+            "--interface",
             "--heartbeat-timeout",
             "--secret-file",
             "--device",

@@ -9,7 +9,7 @@ use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::{CommError, Secret};
 use paceline_plan::ids::Rank;
 use rustix::process::{Pid, Signal, kill_process};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -71,7 +71,7 @@ pub(super) fn attempt(
 ) -> Result<(), End> {
     let secret = Secret::random().map_err(anyhow::Error::from)?;
     let rendezvous = RendezvousServer::start(RendezvousOptions {
-        listen: SocketAddr::new(attempt.launch.bind, 0),
+        listen: SocketAddr::new(attempt.launch.bind.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0),
         secret: secret.clone(),
         world: attempt.world,
         in_rank: None,

@@ -1,15 +1,20 @@
 //! Rank of a process, read from the environment.
 
+use super::address::address_towards;
+use super::meeting::{Meeting, meeting};
 use crate::failure::Failure;
-use crate::flags::{Launch, LaunchMode, SECRET};
-use paceline_comm::{Secret, launch};
-use std::collections::BTreeMap;
-use std::net::{SocketAddr, ToSocketAddrs};
+use crate::flags::{Launch, SECRET};
+use paceline_comm::Secret;
+use paceline_comm::launch::{RankEnv, Variables};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 /// Variables that the launcher sets for a rank; the secret's variable is also a user setting.
-pub(super) const RANK: &str = "PACELINE_RANK";
+pub(crate) const RANK: &str = "PACELINE_RANK";
 pub(super) const WORLD: &str = "PACELINE_WORLD";
+pub(super) const LOCAL_RANK: &str = "PACELINE_LOCAL_RANK";
+pub(super) const LOCAL_WORLD: &str = "PACELINE_LOCAL_WORLD";
+pub(super) const BIND: &str = "PACELINE_BIND";
 pub(super) const RENDEZVOUS: &str = "PACELINE_RENDEZVOUS";
 pub(super) const RUN: &str = "PACELINE_RUN";
 /// Variables that it also sets for restarted ranks.
@@ -26,39 +31,50 @@ pub(crate) struct RankIdentity {
     pub world: u32,
     /// Its index among the ranks of its host.
     pub local_rank: u32,
+    /// Number of ranks on its host, if known.
+    pub local_world: Option<u32>,
     /// Address of the rendezvous server.
     pub rendezvous: SocketAddr,
+    /// Address to listen on.
+    pub bind: IpAddr,
     /// The secret shared by all ranks.
     pub secret: Secret,
+    /// File that the secret was made from, if neither the user nor a launcher gave one.
+    pub secret_file: Option<PathBuf>,
     /// The run's directory, if `paceline` itself started this rank. The launcher then also reports
     /// failures, and runs the rendezvous server.
     pub launched: Option<PathBuf>,
 }
 
-/// The identity of this process; `None` if it is not a rank but has to start the ranks.
-pub(crate) fn rank_identity(launch: &Launch) -> Result<Option<RankIdentity>, Failure> {
-    let variables: BTreeMap<String, String> = std::env::vars_os()
+/// The environment of this process, as far as it is text.
+pub(crate) fn environment() -> Variables {
+    std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
-    if let Some(place) = from_launcher(&variables)? {
+        .collect()
+}
+
+/// The identity of this process among `world` ranks; `None` if it is not a rank but has to start the
+/// ranks.
+pub(crate) fn rank_identity(launch: &Launch, world: u32) -> Result<Option<RankIdentity>, Failure> {
+    if let Some(place) = from_launcher(&environment())? {
         return Ok(Some(place));
     }
-    match launch.by {
-        LaunchMode::Local => Ok(None),
-        LaunchMode::Environment => from_environment(&variables, launch).map(Some),
-    }
+    launch.env.as_ref().map(|env| from_environment(env, launch, world)).transpose()
 }
 
 /// The identity set by this program's launcher, if it started this process. A rank must never
 /// mistake itself for a launcher: it would start ranks endlessly.
-fn from_launcher(variables: &BTreeMap<String, String>) -> Result<Option<RankIdentity>, Failure> {
+fn from_launcher(variables: &Variables) -> Result<Option<RankIdentity>, Failure> {
     let Some(rank) = variables.get(RANK) else { return Ok(None) };
     let read = || {
         Some(RankIdentity {
             rank: rank.parse().ok()?,
-            local_rank: rank.parse().ok()?,
+            local_rank: variables.get(LOCAL_RANK).unwrap_or(rank).parse().ok()?,
             world: variables.get(WORLD)?.parse().ok()?,
+            local_world: variables.get(LOCAL_WORLD).unwrap_or(variables.get(WORLD)?).parse().ok(),
             rendezvous: variables.get(RENDEZVOUS)?.parse().ok()?,
+            bind: variables.get(BIND).map_or("127.0.0.1", String::as_str).parse().ok()?,
+            secret_file: None,
             secret: Secret::from_text(variables.get(SECRET)?).ok()?,
             launched: Some(variables.get(RUN)?.into()),
         })
@@ -70,74 +86,65 @@ fn from_launcher(variables: &BTreeMap<String, String>) -> Result<Option<RankIden
     read().map(Some).ok_or_else(mistaken)
 }
 
-fn from_environment(
-    variables: &BTreeMap<String, String>,
-    launch: &Launch,
-) -> Result<RankIdentity, Failure> {
-    let wrong = |text: String| Failure::flag("--launch", text);
-    let found = launch::rank_env(variables).map_err(|error| wrong(error.to_string()))?;
-    let found = found.ok_or_else(|| {
-        wrong(
-            "env finds no rank in the environment: torchrun sets RANK and WORLD_SIZE, Open MPI \
-             OMPI_COMM_WORLD_RANK, other MPIs PMI_RANK, srun SLURM_PROCID"
-                .to_owned(),
-        )
-    })?;
-    let by = found.launcher;
-    let (Some(address), Some(port)) = (&found.address, found.port) else {
-        return Err(wrong(format!(
-            "{by} gives rank {} but not the address of rank 0: set MASTER_ADDR and MASTER_PORT",
-            found.rank
-        )));
-    };
-    let resolved = (address.as_str(), port).to_socket_addrs();
-    let rendezvous = resolved.ok().and_then(|mut found| found.next()).ok_or_else(|| {
-        wrong(format!("MASTER_ADDR is '{address}', which is not a host that can be found"))
-    })?;
-    if !rendezvous.ip().is_loopback() && launch.bind.is_loopback() {
-        return Err(Failure::flag(
-            "--bind",
-            format!(
-                "rank 0 is at {rendezvous}, and ranks listen on {} only: give the address on which this \
-                 host may be reached, or 0.0.0.0",
-                launch.bind
-            ),
-        ));
-    }
-    let secret = launch.secret.clone().ok_or_else(|| {
-        wrong(format!(
-            "{by} started the ranks, which need a shared secret: --secret-file FILE, or {SECRET} in their environment"
-        ))
-    })?;
-    let (rank, world) = (found.rank, found.world);
+/// The identity that an external launcher set.
+fn from_environment(env: &RankEnv, launch: &Launch, world: u32) -> Result<RankIdentity, Failure> {
+    let world = env.world.unwrap_or(world);
     // Launchers that do not say fill one host after the other.
-    let index = found.local_world.map_or(rank, |local| rank % local.max(1));
-    let local_rank = found.local_rank.unwrap_or(index);
-    Ok(RankIdentity { rank, world, local_rank, rendezvous, secret, launched: None })
+    let index = env.local_world.map_or(env.rank, |local| env.rank % local.max(1));
+    let local_rank = env.local_rank.unwrap_or(index);
+    let Meeting { rendezvous, secret, secret_file } = meeting(env, launch, world)?;
+    let bind = match launch.bind {
+        Some(bind) if bind.is_loopback() && !rendezvous.ip().is_loopback() => {
+            return Err(Failure::flag(
+                "--bind",
+                format!(
+                    "rank 0 is at {rendezvous}, and ranks listen on {bind} only: give the address on \
+                     which this host may be reached, or 0.0.0.0, or leave the flag out"
+                ),
+            ));
+        }
+        Some(bind) => bind,
+        None => address_towards(rendezvous).map_err(|text| Failure::flag("--bind", text))?,
+    };
+    Ok(RankIdentity {
+        rank: env.rank,
+        world,
+        local_rank,
+        local_world: env.local_world,
+        rendezvous,
+        bind,
+        secret,
+        secret_file,
+        launched: None,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paceline_comm::launch::rank_env;
+
+    fn read(variables: &[(&str, &str)]) -> RankEnv {
+        let map = variables.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        rank_env(&map.collect()).unwrap().unwrap()
+    }
 
     fn told(variables: &[(&str, &str)], launch: &Launch) -> String {
-        let variables =
-            variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        from_environment(&variables, launch).unwrap_err().message().unwrap()
+        from_environment(&read(variables), launch, 2).unwrap_err().message().unwrap()
     }
 
     #[test]
     fn what_is_missing_is_named() {
-        let launch = Launch::default();
-        assert!(told(&[], &launch).contains("finds no rank"));
         let rank = [("RANK", "1"), ("WORLD_SIZE", "2")];
-        assert!(told(&rank, &launch).contains("MASTER_ADDR and MASTER_PORT"));
+        assert!(told(&rank, &Launch::default()).contains("MASTER_ADDR and MASTER_PORT"));
         let mut far = rank.to_vec();
         far.extend([("MASTER_ADDR", "10.1.2.3"), ("MASTER_PORT", "29500")]);
+        let secret = Secret::from_text("a secret of good length").ok();
+        let launch = Launch { secret, bind: Some([127, 0, 0, 1].into()), ..Launch::default() };
         assert!(told(&far, &launch).contains("--bind: rank 0 is at 10.1.2.3:29500"));
-        let mut near = rank.to_vec();
-        near.extend([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")]);
-        assert!(told(&near, &launch).contains("--secret-file"));
+        let mut nowhere = rank.to_vec();
+        nowhere.extend([("MASTER_ADDR", "no such host"), ("MASTER_PORT", "29500")]);
+        assert!(told(&nowhere, &launch).contains("'no such host'"));
     }
 
     #[test]
@@ -145,7 +152,7 @@ mod tests {
         let half = [(RANK.to_owned(), "1".to_owned())].into();
         let told = from_launcher(&half).unwrap_err().message().unwrap();
         assert!(told.contains("unset it"), "{told}");
-        assert!(from_launcher(&BTreeMap::new()).unwrap().is_none());
+        assert!(from_launcher(&Variables::new()).unwrap().is_none());
     }
 
     #[test]
@@ -158,9 +165,8 @@ mod tests {
             ("MASTER_ADDR", "127.0.0.1"),
             ("MASTER_PORT", "29500"),
         ];
-        let variables = variables.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
-        let place = from_environment(&variables, &launch).unwrap();
+        let place = from_environment(&read(&variables), &launch, 4).unwrap();
         assert_eq!((place.rank, place.world, place.rendezvous.port()), (3, 4, 29500));
-        assert!(place.launched.is_none());
+        assert!(place.launched.is_none() && place.bind.is_loopback());
     }
 }

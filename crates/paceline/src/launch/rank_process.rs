@@ -3,8 +3,10 @@
 use super::RankIdentity;
 use crate::failure::Failure;
 use crate::flags::{Launch, Training};
-use paceline_comm::process::{self, ProcessOptions, ProcessTransport};
-use paceline_comm::{Transport, TransportKind, affinity};
+use anyhow::anyhow;
+use paceline_comm::process::{self, ProcessOptions};
+use paceline_comm::transport::mpi::MpiTransport;
+use paceline_comm::{CommError, Transport, TransportKind, affinity, mpi};
 use paceline_exec::private::PrivateDir;
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
@@ -19,7 +21,7 @@ pub(crate) struct RankProcess {
     /// Its identity.
     pub place: RankIdentity,
     /// Its transport.
-    pub transport: ProcessTransport,
+    pub transport: Box<dyn Transport>,
 }
 
 /// Connects to the other ranks, which must have the same plan.
@@ -31,16 +33,20 @@ pub(crate) fn connect(
 ) -> Result<RankProcess, Failure> {
     let world = plan.mesh.world();
     if place.world != world {
+        let started = place.world;
         return Err(Failure::flag(
             "--ranks",
-            format!("the plan has {world} ranks, but {} were started", place.world),
+            format!(
+                "the plan has {world} ranks, but {started} were started: start {world}, or one \
+                 `paceline agent -- train …` per host"
+            ),
         ));
     }
     let mut options =
         ProcessOptions::new(Rank(place.rank), world, place.rendezvous, place.secret.clone());
     options.rendezvous_in_rank_0 = place.launched.is_none();
     options.facts = facts(plan, training);
-    options.bind = launch.bind;
+    options.bind = place.bind;
     options.heartbeat_timeout = launch.heartbeat_timeout;
     options.encrypt = launch.encrypt;
     // By default the ranks divide the cores among themselves, so there are enough for all.
@@ -48,10 +54,20 @@ pub(crate) fn connect(
     options.transport = match launch.transport {
         // Ranks of an external launcher are processes.
         TransportKind::Auto | TransportKind::Thread => TransportKind::Auto,
-        kind @ (TransportKind::Shm | TransportKind::Tcp) => kind,
+        kind @ (TransportKind::Shm | TransportKind::Tcp | TransportKind::Mpi) => kind,
     };
-    let transport = process::connect(&options).map_err(|error| place.failed(error.into()))?;
+    let transport = connect_by(&options).map_err(|error| place.failed(place.hint(error)))?;
     Ok(RankProcess { place, transport })
+}
+
+/// Connects by the transport that the options name.
+pub(crate) fn connect_by(options: &ProcessOptions) -> Result<Box<dyn Transport>, CommError> {
+    if options.transport != TransportKind::Mpi {
+        return Ok(Box::new(process::connect(options)?));
+    }
+    let problem = "this process has not joined MPI: start it by mpirun";
+    let mpi = mpi::joined().ok_or_else(|| CommError::Job { problem: problem.into() })?;
+    Ok(Box::new(MpiTransport::connect(mpi, options)?))
 }
 
 impl RankIdentity {
@@ -60,8 +76,22 @@ impl RankIdentity {
     /// has cores is left to the scheduler. So is a rank of another launcher: that launcher binds
     /// it, or was configured not to.
     pub(crate) fn keep_to_cores(&self, threads: NonZeroUsize, cores: usize) -> bool {
-        let fits = threads.get().saturating_mul(self.world as usize) <= cores;
-        self.launched.is_some() && fits && affinity::pin_to_share(self.rank, self.world)
+        let here = self.local_world.unwrap_or(self.world);
+        let fits = threads.get().saturating_mul(here as usize) <= cores;
+        self.launched.is_some() && fits && affinity::pin_to_share(self.local_rank, here)
+    }
+
+    /// The error with what else the user should look at.
+    fn hint(&self, error: CommError) -> anyhow::Error {
+        let text = error.to_string();
+        match &self.secret_file {
+            Some(file) if text.contains("the secret of this job") => anyhow!(
+                "{text}; it comes from {}, which must be the same file on all hosts: share the home \
+                 directory, or give --secret-file",
+                file.display()
+            ),
+            _ => error.into(),
+        }
     }
 
     /// The failure of this process after a failed run; the launcher, if any, reports the cause.

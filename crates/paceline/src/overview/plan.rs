@@ -143,7 +143,12 @@ fn agreement(plan: &Plan) -> Option<String> {
         Zero::Optimizer | Zero::Gradients | Zero::Parameters => CollectiveKind::ReduceScatter,
     };
     let algorithm = resolve(kind, s.collective, plan.mesh.replicas(), s.order);
-    let algorithm = algorithm.unwrap_or(s.collective);
+    let calls = plan.programs.iter().flat_map(|program| &program.calls);
+    let mut methods = calls.filter(|call| call.kind == kind).map(|call| call.method);
+    let algorithm = match methods.find(|method| method.library().is_some()) {
+        Some(library) => library.to_string(),
+        None => algorithm.unwrap_or(s.collective).to_string(),
+    };
     let bucket = s.bucket;
     Some(format!("{kind} by {algorithm} {overlap} compute, {bucket} buckets, {order}"))
 }

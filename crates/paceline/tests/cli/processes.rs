@@ -344,21 +344,74 @@ fn ranks_of_another_launcher_find_each_other() {
     assert!(second.stdout.is_empty(), "rank 0 speaks for both");
 }
 
-/// Open MPI itself starts the ranks, if it is installed.
+/// Variables of Slurm are enough: the port follows from the job's number, the secret from a file of the
+/// user.
+#[test]
+fn tasks_of_slurm_need_no_flag() {
+    let here = Folder::new();
+    let expected = bits(&here.run(&format!("{TRAIN} --iterations 3 --dp 2")).done().out);
+    let line = format!("{TRAIN} --iterations 3 --dp 2 --out run");
+    let task = |rank: u32, job: u32| {
+        here.command()
+            .args(line.split_whitespace())
+            .env("SLURM_PROCID", rank.to_string())
+            .env("SLURM_STEP_NUM_TASKS", "2")
+            .env("SLURM_STEP_TASKS_PER_NODE", "2")
+            .env("SLURM_STEP_NODELIST", "localhost")
+            .env("SLURM_JOB_ID", job.to_string())
+            .env("SLURM_STEP_ID", "0")
+            .env("XDG_CONFIG_HOME", here.path().join(".config"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let job = std::process::id();
+    let [first, second] = [0, 1].map(|rank| task(rank, job)).map(|t| t.wait_with_output().unwrap());
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+    assert_eq!(bits(&String::from_utf8(first.stdout).unwrap()), expected);
+}
+
+/// What a launcher has started never becomes a job of its own.
+#[test]
+fn a_rank_of_a_launcher_is_never_a_job_of_its_own() {
+    let here = Folder::new();
+    let line: Vec<&str> = TRAIN.split_whitespace().chain(["--dp", "2", "--out", "run"]).collect();
+    let mut rank = here.command();
+    rank.args(&line).env("RANK", "1").env("WORLD_SIZE", "2");
+    let Output { status, stderr, .. } = rank.output().unwrap();
+    let said = String::from_utf8_lossy(&stderr);
+    assert_eq!(status.code(), Some(2), "{said}");
+    assert!(said.contains("MASTER_ADDR and MASTER_PORT"), "{said}");
+    let mut rank = here.command();
+    let Output { status, stderr, .. } = rank.args(&line).env("PMIX_RANK", "0").output().unwrap();
+    let said = String::from_utf8_lossy(&stderr);
+    assert_eq!(status.code(), Some(2), "{said}");
+    assert!(said.contains("WORLD_SIZE"), "{said}");
+    assert!(!here.path().join("run").exists(), "nothing was begun");
+    here.run(&format!("{TRAIN} --dp 2 --transport mpi")).refused(&["--transport", "mpirun -n"]);
+    here.run(&format!("{TRAIN} --dp 2 --library mpi")).refused(&["--library", "mpirun -n"]);
+}
+
+/// Open MPI itself starts the ranks, if it is installed; its library carries where they meet, and with
+/// `--transport mpi` everything.
 #[test]
 fn ranks_of_mpirun_find_each_other() {
     let here = Folder::new();
-    let at = unused_address();
+    for more in ["", " --transport mpi"] {
+        ranks_of_mpirun(&here, more);
+    }
+}
+
+fn ranks_of_mpirun(here: &Folder, more: &str) {
     let mut mpirun = Command::new("mpirun");
     mpirun.args(["--oversubscribe", "--allow-run-as-root", "-np", "2"]);
-    let train = format!("{TRAIN} --iterations 3 --dp 2 --out run --launch env");
+    let train = format!("{TRAIN} --iterations 3 --dp 2 --out run --overwrite{more}");
     let output = mpirun
         .arg(env!("CARGO_BIN_EXE_paceline"))
         .args(train.split_whitespace())
         .current_dir(here.path())
-        .env("MASTER_ADDR", at.ip().to_string())
-        .env("MASTER_PORT", at.port().to_string())
-        .env("PACELINE_SECRET", "known to these two ranks alone")
         .output();
     let Output { status, stdout, stderr } = match output {
         Ok(output) => output,

@@ -3,6 +3,7 @@
 use super::resolve::resolve;
 use super::{Algorithm, CollectiveError, CollectiveKind, Fabric, NameError, Pattern};
 use super::{SummationOrder, chunk_range};
+use crate::dtype::DType;
 use crate::ids::Rank;
 use crate::mesh::{GroupKind, Mesh};
 use crate::program::{Call, Plan};
@@ -45,6 +46,14 @@ impl Library {
         }
     }
 
+    /// Returns true if the library can sum elements of the type: MPI has no 16-bit floats.
+    pub const fn sums(self, dtype: DType) -> bool {
+        match self {
+            Self::Nccl => true,
+            Self::Mpi => matches!(dtype, DType::F32 | DType::U32),
+        }
+    }
+
     /// Returns true if the library can be told to use the algorithm for a kind. NCCL has rings
     /// (`NCCL_ALGO=Ring`) for all kinds but those it makes of sends and receives; MPI has no
     /// portable way to be told.
@@ -78,6 +87,8 @@ pub struct Ask {
     pub elements: u64,
     /// Bytes of an element.
     pub element: Bytes,
+    /// Type of the elements; `None` for bytes of any.
+    pub dtype: Option<DType>,
     /// Parts are split at multiples of this number of elements.
     pub block: u64,
 }
@@ -86,7 +97,7 @@ impl Ask {
     fn of(call: &Call, algorithm: Algorithm) -> Self {
         let Call { kind, order, block, dtype, .. } = *call;
         let (elements, element) = (call.elements(), Bytes(dtype.size()));
-        Self { kind, algorithm, order, elements, element, block }
+        Self { kind, algorithm, order, elements, element, dtype: Some(dtype), block }
     }
 
     /// Returns true if a library's call can express the parts: all have the same size, or the kind
@@ -141,7 +152,8 @@ impl Fabric {
     ///
     /// 1. The requested algorithm where it applies: forced on the library if the library has it and
     ///    the order is free, otherwise by its steps.
-    /// 2. The library, if there is one, for equal parts and in free order or without sums.
+    /// 2. The library, if there is one, for equal parts and in free order or without sums. What the
+    ///    library [cannot sum](Library::sums) is left to steps.
     /// 3. Shared memory inside shm domains, for kinds whose members all stay until the end, in
     ///    canonical order or without sums.
     /// 4. The fastest algorithm by the fabric's [times](super::CollectiveTimes).
@@ -149,7 +161,11 @@ impl Fabric {
         let Ask { kind, algorithm, order, .. } = *ask;
         let ranks = mesh.group_size(group);
         let any_order = order == SummationOrder::Free || !kind.reduces();
-        let library = self.library.filter(|_| ranks > 1 && any_order && ask.has_equal_parts(ranks));
+        let equal = ask.has_equal_parts(ranks);
+        let library = self.library.filter(|library| {
+            let sums = !kind.reduces() || ask.dtype.is_none_or(|dtype| library.sums(dtype));
+            ranks > 1 && any_order && equal && sums
+        });
         if algorithm != Algorithm::Auto
             && let Ok(named) = resolve(kind, algorithm, ranks, order)
         {
@@ -276,7 +292,8 @@ mod tests {
     ) -> String {
         let mesh = Strategy { dp: 2, tp: 2, ..Strategy::default() }.mesh();
         let algorithm = algorithm.parse().unwrap();
-        let ask = Ask { kind, algorithm, order, elements, element: Bytes(4), block: 1 };
+        let ask =
+            Ask { kind, algorithm, order, elements, element: Bytes(4), dtype: None, block: 1 };
         fabric.method(&mesh, GroupKind::Axis(Axis::Dp), &ask).to_string()
     }
 
@@ -310,6 +327,23 @@ mod tests {
         assert_eq!(chosen(&nccl, (AllGather, "auto", Canonical), 8), "nccl");
         assert_eq!(chosen(&nccl, (ReduceScatter, "auto", Free), 9), "halving-doubling");
         assert_eq!(chosen(&nccl, (AllReduce, "auto", Free), 9), "nccl");
+    }
+
+    #[test]
+    fn mpi_leaves_sums_of_short_floats_to_steps() {
+        let mpi = Fabric { library: Some(Library::Mpi), ..Fabric::unknown() };
+        let mesh = Strategy { dp: 2, tp: 2, ..Strategy::default() }.mesh();
+        let of = |kind, dtype| {
+            let (algorithm, element) = (Algorithm::Auto, Bytes(dtype_size(dtype)));
+            let ask = Ask { kind, algorithm, order: Free, elements: 8, element, dtype, block: 1 };
+            mpi.method(&mesh, GroupKind::Axis(Axis::Dp), &ask).library()
+        };
+        fn dtype_size(dtype: Option<DType>) -> u64 {
+            dtype.map_or(1, DType::size)
+        }
+        assert_eq!(of(AllReduce, Some(DType::Bf16)), None);
+        assert_eq!(of(AllGather, Some(DType::Bf16)), Some(Library::Mpi));
+        assert_eq!(of(AllReduce, Some(DType::F32)), Some(Library::Mpi));
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
     let layout = Layout { senders: options.world, ring: options.ring };
     let (inbox, segment, address, mark) = Inbox::create(layout)?;
     let listener = match options.transport {
-        TransportKind::Shm => None,
+        TransportKind::Shm | TransportKind::Mpi => None,
         TransportKind::Thread => {
             return Err(problem("processes share no threads; use auto, shm or tcp".to_owned()));
         }
@@ -309,6 +309,13 @@ fn links(
     (line, members, job): (&mut ControlConnection, &[Member], &JobNonce),
     deadline: Instant,
 ) -> Result<Vec<Link>, CommError> {
+    if options.transport == TransportKind::Mpi {
+        let link = |member: &Member| match member.rank == options.rank {
+            true => Link::Own,
+            false => Link::Outside,
+        };
+        return Ok(members.iter().map(link).collect());
+    }
     let own = &members[options.rank.index()];
     let shares = |member: &Member| member.shm_domain == own.shm_domain;
     let by_socket = |member: &&Member| {
@@ -456,7 +463,7 @@ fn start_service_thread(
 }
 
 /// Number of cores of the host, regardless of this process's affinity.
-fn online_cores() -> usize {
+pub(crate) fn online_cores() -> usize {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let count = |range: &str| -> Option<usize> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

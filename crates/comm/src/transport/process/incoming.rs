@@ -40,7 +40,7 @@ impl Arrivals {
                 .map_or_else(plain, |opener| Buffer::Sealed(Box::new(SealedBuffer::new(opener))))
         };
         let buffers = match link {
-            Link::Own => Vec::new(),
+            Link::Own | Link::Outside => Vec::new(),
             Link::Shared(_) => vec![plain()],
             Link::Sockets(connections) => connections.iter().map(buffer).collect(),
         };
@@ -66,7 +66,9 @@ impl ProcessTransport {
         let Arrivals { mail, inflows } = &mut arrivals[from.index()];
         let before = mail.put_aside();
         let (outcome, departed) = match link {
-            Link::Own => (look(&mut Incoming { mail, stream: Origin::Nothing }), false),
+            Link::Own | Link::Outside => {
+                (look(&mut Incoming { mail, stream: Origin::Nothing }), false)
+            }
             Link::Shared(link) => {
                 // Checked before the ring: all messages sent before the departure are visible.
                 let departed = link.bell().departed();
@@ -140,7 +142,7 @@ impl ProcessTransport {
         tag: Tag,
         visit: &mut dyn MessageSink,
     ) -> Result<RecvStatus, CommError> {
-        let mut noting = Noting { visit, place: None, last: None };
+        let mut noting = Noting::new(visit);
         let channel = tag.channel();
         let taken = self.poll_incoming(from, channel, |incoming| {
             let taken = incoming.take(channel, &mut noting)?;
@@ -163,11 +165,17 @@ impl ProcessTransport {
 }
 
 /// Message sink that records the completed message.
-struct Noting<'v> {
+pub(crate) struct Noting<'v> {
     visit: &'v mut dyn MessageSink,
     /// Last request for a destination: the message, its length, and the offset.
     place: Option<(Header, usize, usize)>,
-    last: Option<(Header, usize)>,
+    pub(crate) last: Option<(Header, usize)>,
+}
+
+impl<'v> Noting<'v> {
+    pub(crate) fn new(visit: &'v mut dyn MessageSink) -> Self {
+        Self { visit, place: None, last: None }
+    }
 }
 
 impl MessageSink for Noting<'_> {

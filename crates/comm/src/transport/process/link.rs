@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) enum Link {
     /// This rank itself.
     Own,
+    /// By means of the transport around this one.
+    Outside,
     /// Through the peer's shared-memory segment.
     Shared(RingLink),
     /// Through TCP sockets. Each channel uses one of them, to preserve its message order.

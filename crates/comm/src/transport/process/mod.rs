@@ -17,7 +17,9 @@ mod stream;
 mod wait_policy;
 mod zero_copy;
 
+pub(crate) use connect::online_cores;
 pub use connect::{ProcessOptions, connect};
+pub(crate) use incoming::Noting;
 
 use crate::error::CommError;
 use crate::mailbox::QueuedMessage;
@@ -90,6 +92,21 @@ struct Common {
 }
 
 impl ProcessTransport {
+    /// Fails if a rank has failed.
+    pub(crate) fn check(&self) -> Result<(), CommError> {
+        self.common.check()
+    }
+
+    /// Records a message that travels by other means.
+    pub(crate) fn note(&self, way: Direction, peer: Rank, header: &Header, bytes: usize) {
+        self.common.note(way, peer, header, bytes);
+    }
+
+    /// Records that this rank waits for a message that travels by other means.
+    pub(crate) fn await_message(&self, from: Rank, tag: Tag) {
+        lock(&self.common.recorder).awaiting(from, tag);
+    }
+
     /// Sends as much as the link accepts; returns the bytes of the message sent so far.
     fn send_some(&mut self, to: Rank, message: Sending<'_>) -> Result<Option<usize>, CommError> {
         let Sending { header, gone, .. } = message;
@@ -103,6 +120,7 @@ impl ProcessTransport {
                 self.send_all(to, message)?;
                 Some(total)
             }
+            Link::Outside => return Err(common.outside(to)),
             Link::Shared(link) => link.try_send(message)?,
             Link::Sockets(connections) => {
                 let index = header.tag.channel() as usize % connections.len();
@@ -133,6 +151,7 @@ impl ProcessTransport {
                 let (header, total) = (*message.header, data.len());
                 arrivals[to.index()].mail.push(QueuedMessage { header, total, shown: 0, data });
             }
+            Link::Outside => return Err(common.outside(to)),
             Link::Shared(link) => {
                 let change = link.send(message)?;
                 common.account(change);
@@ -265,7 +284,7 @@ impl Common {
     /// Rejects a send to a rank that has left.
     fn check_presence(&self, to: Rank, link: &Link) -> Result<(), CommError> {
         let departed = match link {
-            Link::Own => false,
+            Link::Own | Link::Outside => false,
             Link::Shared(link) => link.bell().departed(),
             Link::Sockets(connections) => {
                 connections.iter().any(|connection| connection.ended.load(Ordering::Acquire))
@@ -275,6 +294,12 @@ impl Common {
             return Err(CommError::PeerClosed { rank: self.rank, peer: to });
         }
         Ok(())
+    }
+
+    /// Error of a message to a rank that is reached by other means.
+    fn outside(&self, rank: Rank) -> CommError {
+        let problem = format!("rank {} has no link of its own to rank {rank}", self.rank);
+        CommError::Job { problem }
     }
 
     fn note(&self, way: Direction, peer: Rank, header: &Header, bytes: usize) {
@@ -313,7 +338,7 @@ impl Common {
     fn shared(&self) -> impl Iterator<Item = &RingLink> {
         self.links.iter().filter_map(|link| match link {
             Link::Shared(link) => Some(link),
-            Link::Own | Link::Sockets(_) => None,
+            Link::Own | Link::Outside | Link::Sockets(_) => None,
         })
     }
 

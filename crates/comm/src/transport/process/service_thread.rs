@@ -242,7 +242,7 @@ fn connections(common: &Common) -> impl Iterator<Item = (Rank, &Connection)> {
     (0..).map(Rank).zip(&common.links).flat_map(|(peer, link)| {
         let connections = match link {
             Link::Sockets(connections) => connections.as_slice(),
-            Link::Own | Link::Shared(_) => &[],
+            Link::Own | Link::Outside | Link::Shared(_) => &[],
         };
         connections.iter().map(move |connection| (peer, connection))
     })

@@ -23,7 +23,7 @@ impl ZeroCopy for ProcessTransport {
             Some(Link::Sockets(connections)) => {
                 connections[tag.channel() as usize % connections.len()].lent()
             }
-            Some(Link::Own | Link::Shared(_)) | None => None,
+            Some(Link::Own | Link::Outside | Link::Shared(_)) | None => None,
         }
     }
 

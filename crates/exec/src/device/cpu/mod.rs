@@ -83,7 +83,7 @@ impl Device for Cpu {
     type Readback = ();
 
     const ISSUES: bool = false;
-    const LIBRARY: Option<Library> = None;
+    const LIBRARY: Option<Library> = Some(Library::Mpi);
 
     /// In 16 bits a fused kernel rounds every intermediate result, as separate operators do.
     fn bind(plan: &Plan, types: Types) -> Result<Kernels, ExecError> {

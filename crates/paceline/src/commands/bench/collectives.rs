@@ -50,8 +50,8 @@ pub(crate) struct Flags {
         help_heading = "Collectives"
     )]
     sizes: Option<String>,
-    /// Transports, separated by commas: thread, shm, tcp or auto (shared memory if available)
-    /// [default: auto]
+    /// Transports, separated by commas: thread, shm, tcp, mpi or auto (shared memory if
+    /// available) [default: auto]
     #[arg(long, value_name = "NAME,…", help_heading = "Collectives")]
     transport: Option<String>,
     /// Algorithms, separated by commas: auto, ring, halving-doubling, direct, shared-memory, …, as
@@ -67,14 +67,17 @@ pub(crate) struct Flags {
     /// Allocate vectors in private memory, not in memory shared with other ranks
     #[arg(long, help_heading = "Collectives")]
     private: bool,
-    /// Launcher of the ranks: local (this command) or env (torchrun, mpirun or srun, on one host or
-    /// on several; rank, world size and the address of rank 0 are read from the environment)
-    /// [default: local]
+    /// Launcher of the ranks: local (this command), env (mpirun, srun, torchrun or Kubernetes, on one
+    /// host or on several), or auto: env if such a launcher has started this process [default: auto]
     #[arg(long, value_name = "HOW", help_heading = "Ranks")]
     launch: Option<String>,
-    /// Address that ranks of another launcher listen on; 0.0.0.0 is any [default: 127.0.0.1]
+    /// Address that ranks of another launcher listen on; 0.0.0.0 is any [default: that of the way to
+    /// rank 0]
     #[arg(long, value_name = "ADDRESS", help_heading = "Ranks")]
     bind: Option<String>,
+    /// Network interface that ranks of another launcher listen on, instead of an address
+    #[arg(long, value_name = "NAME", help_heading = "Ranks")]
+    interface: Option<String>,
     /// File with the job's secret, the same for all ranks of another launcher; PACELINE_SECRET
     /// works too
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
@@ -94,8 +97,7 @@ const EXAMPLES: &str = "\
 Examples:
   paceline bench collectives
   paceline bench collectives --op all_reduce,all_gather --ranks 2,4,8 --transport shm,tcp --json
-  mpirun -np 4 --host a,b,c,d -x MASTER_ADDR=a -x MASTER_PORT=29500 -x PACELINE_SECRET \\
-         paceline bench collectives --launch env --bind 0.0.0.0 --algorithm ring,halving-doubling";
+  mpirun -np 4 --host a,b,c,d paceline bench collectives --algorithm ring,halving-doubling";
 
 /// Variable in which a rank receives `transport rank world rendezvous` from its parent.
 const ROLE: &str = "PACELINE_BENCH_RANK";
@@ -199,10 +201,13 @@ fn check(flags: &Flags, origins: Origins) -> Result<Request, Failure> {
     let budget = Duration::from_millis(budget.unwrap_or(300));
     let (launch, bind) = (flags.launch.clone(), flags.bind.clone());
     let silence = flags.heartbeat_timeout.clone().or_else(|| Some(TIMEOUT.as_secs().to_string()));
-    let secret_file = flags.secret_file.clone();
+    let (secret_file, interface) = (flags.secret_file.clone(), flags.interface.clone());
+    let mpi = transports.contains(&TransportKind::Mpi).then(|| "mpi".to_owned());
     let launch = LaunchFlags {
         launch,
+        transport: mpi,
         bind,
+        interface,
         secret_file,
         encrypt: flags.encrypt,
         heartbeat_timeout: silence,
@@ -215,10 +220,10 @@ fn check(flags: &Flags, origins: Origins) -> Result<Request, Failure> {
     }
     if launch.by == LaunchMode::Environment {
         if flags.ranks.is_some() {
-            problems.add("--ranks", "with --launch env there are as many as were started");
+            problems.add("--ranks", "there are as many as the launcher has started");
         }
         if !matches!(transports[..], [kind] if kind != TransportKind::Thread) {
-            let text = "--launch env starts one process per rank; use auto, shm or tcp";
+            let text = "a launcher starts one process per rank; use auto, shm, tcp or mpi";
             problems.add("--transport", text);
         }
     }
@@ -307,10 +312,11 @@ fn take_part(role: &str, request: &Request, flags: &Flags) -> anyhow::Result<()>
 
 /// Runs a rank in a process that another launcher started.
 fn join_others(request: &Request, flags: &Flags) -> Result<(), Failure> {
-    let Some(place) = launch::rank_identity(&request.launch)? else { return Ok(()) };
+    let world = request.ranks.first().copied().unwrap_or(1);
+    let Some(place) = launch::rank_identity(&request.launch, world)? else { return Ok(()) };
     let mut options =
         ProcessOptions::new(Rank(place.rank), place.world, place.rendezvous, place.secret.clone());
-    options.bind = request.launch.bind;
+    options.bind = place.bind;
     options.heartbeat_timeout = request.launch.heartbeat_timeout;
     options.encrypt = request.launch.encrypt;
     let [kind] = request.transports[..] else { return Ok(()) };
@@ -322,8 +328,8 @@ fn join_others(request: &Request, flags: &Flags) -> Result<(), Failure> {
             output.print(&heading())?;
         }
     }
-    let mut transport = connect(&options).map_err(|error| Failure::Run(error.into()))?;
-    go_through(&mut transport, kind, request, flags).map_err(Failure::Run)
+    let mut transport = launch::connect_by(&options).map_err(|error| Failure::Run(error.into()))?;
+    go_through(transport.as_mut(), kind, request, flags).map_err(Failure::Run)
 }
 
 /// Measures everything requested of one world.

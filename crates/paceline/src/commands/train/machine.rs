@@ -24,14 +24,13 @@ const MOST_RANKS: u32 = 1024;
 pub(super) fn shm_domain(launch: &Launch, strategy: &StrategyFlags) -> Option<u64> {
     let threads = strategy.sync.as_deref() == Some("hogwild");
     match (launch.transport, launch.by) {
-        (TransportKind::Thread | TransportKind::Tcp, _) => None,
+        (TransportKind::Thread | TransportKind::Tcp | TransportKind::Mpi, _) => None,
         _ if threads => None,
         (TransportKind::Auto | TransportKind::Shm, LaunchMode::Local) => Some(u64::MAX),
         (TransportKind::Auto | TransportKind::Shm, LaunchMode::Environment) => {
-            let variables = std::env::vars().collect();
-            let found = paceline_comm::launch::rank_env(&variables).ok().flatten()?;
-            let local = found.local_world.filter(|local| found.world.is_multiple_of(*local));
-            local.map(u64::from)
+            let found = launch.env.as_ref()?;
+            let whole = |local: &u32| found.world.is_some_and(|all| all.is_multiple_of(*local));
+            found.local_world.filter(whole).map(u64::from)
         }
     }
 }
@@ -207,7 +206,9 @@ pub(super) fn share_a_process(plan: &Plan, launch: &mut Launch, problems: &mut P
     };
     match launch.transport {
         TransportKind::Auto | TransportKind::Thread => launch.transport = TransportKind::Thread,
-        TransportKind::Shm | TransportKind::Tcp => refuse("--transport", "use auto or thread"),
+        TransportKind::Shm | TransportKind::Tcp | TransportKind::Mpi => {
+            refuse("--transport", "use auto or thread");
+        }
     }
     if launch.by != LaunchMode::Local {
         refuse("--launch", "use local");

@@ -239,7 +239,12 @@ impl Job {
             share_a_process(plan, &mut launch, &mut problems);
         }
         // A rank skips the memory check: it would count the memory that other ranks have taken.
-        let place = if problems.is_empty() { launch::rank_identity(&launch)? } else { None };
+        let place = match &request {
+            Some(Request { plan, .. }) if problems.is_empty() => {
+                launch::rank_identity(&launch, plan.mesh.world())?
+            }
+            _ => None,
+        };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if let Some(Request { plan, .. }) = &request {
             fits_limit(plan, launch.memory_limit, &mut problems);
@@ -319,7 +324,7 @@ impl Job {
         measured.select_transport(match self.launch.transport {
             TransportKind::Auto | TransportKind::Shm => "shm",
             TransportKind::Thread => "thread",
-            TransportKind::Tcp => "tcp",
+            TransportKind::Tcp | TransportKind::Mpi => "tcp",
         });
     }
 
@@ -347,7 +352,7 @@ impl Job {
         let threads = match self.launch.transport {
             TransportKind::Thread => true,
             TransportKind::Auto => world == 1 && self.launch.recovery.most == 0,
-            TransportKind::Shm | TransportKind::Tcp => false,
+            TransportKind::Shm | TransportKind::Tcp | TransportKind::Mpi => false,
         };
         // Once per job: by the launcher, or by rank 0 of another's.
         if !threads && self.place.as_ref().is_none_or(|p| p.rank == 0 && p.launched.is_none()) {
@@ -426,7 +431,7 @@ impl Job {
         let followed = paceline_exec::run_process_rank(
             &self.plan,
             &options,
-            &mut member.transport,
+            member.transport.as_mut(),
             &mut |_| {},
         );
         followed.map_err(|error| {
@@ -492,6 +497,7 @@ impl Job {
         let trained = match &mut member {
             None => paceline_exec::train(&self.plan, &options, &mut heard),
             Some(RankProcess { transport, .. }) => {
+                let transport = transport.as_mut();
                 paceline_exec::run_process_rank(&self.plan, &options, transport, &mut heard)
                     .map(|outcome| outcome.expect("rank 0 gets the outcome"))
             }
