@@ -243,11 +243,14 @@ impl LaunchFlags {
         let mut wrong = |text: String| problems.add("--launch", text);
         match (named, rank_env(&environment())) {
             (_, Err(error)) => wrong(format!("{error}; --launch local reads no such variables")),
-            (Some(_), Ok(None)) => wrong(
-                "env finds no rank in the environment: torchrun sets RANK and WORLD_SIZE, Open MPI \
-                 OMPI_COMM_WORLD_RANK, other MPIs PMI_RANK, srun SLURM_PROCID"
-                    .to_owned(),
-            ),
+            (Some(by), Ok(None)) => {
+                wrong(
+                    "env finds no rank in the environment: torchrun sets RANK and WORLD_SIZE, Open MPI \
+                     OMPI_COMM_WORLD_RANK, other MPIs PMI_RANK, srun SLURM_PROCID"
+                        .to_owned(),
+                );
+                return (by, None);
+            }
             (Some(_), Ok(env @ Some(_))) => return (LaunchMode::Environment, env),
             // Alone, a process has no other ranks to join, but may start some.
             (None, Ok(Some(env))) if env.world != Some(1) => {
