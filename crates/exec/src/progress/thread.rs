@@ -176,6 +176,7 @@ mod tests {
     use crate::interpreter::queue::ReadyQueue;
     use crate::interpreter::task::OpClass;
     use crate::memory::Memory;
+    use crate::progress::exchange::MpiGroups;
     use paceline_comm::Transport;
     use paceline_comm::thread::{ThreadTransport, world};
     use paceline_plan::collective::CollectiveKind;
@@ -222,7 +223,13 @@ mod tests {
         let lanes = Arc::new(OpScheduler::new(plan, rank, Instant::now(), None));
         lanes.enter(SectionKind::Body, 0);
         lanes.open();
-        let progress = ProgressThread::new(ProgressEngine::new(plan, transport, &memory, &lanes));
+        let progress = ProgressThread::new(ProgressEngine::new(
+            plan,
+            transport,
+            &memory,
+            &lanes,
+            MpiGroups::new(),
+        ));
         thread::scope(|scope| {
             let _end = progress.shutdown_on_drop();
             scope.spawn(|| progress.run());
@@ -266,7 +273,13 @@ mod tests {
                     let lanes = Arc::new(OpScheduler::new(plan, rank, Instant::now(), None));
                     lanes.enter(SectionKind::Body, 0);
                     lanes.open();
-                    let mut engine = ProgressEngine::new(plan, &mut transport, &memory, &lanes);
+                    let mut engine = ProgressEngine::new(
+                        plan,
+                        &mut transport,
+                        &memory,
+                        &lanes,
+                        MpiGroups::new(),
+                    );
                     while !lanes.are(ReadyQueue::is_drained) {
                         if !engine.make_progress().unwrap() {
                             engine.wait(AGES).unwrap();
