@@ -415,18 +415,25 @@ impl Transport for MpiTransport {
         Ok(taken)
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
+    fn try_recv(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        read: &mut dyn FnMut(&Header, &[u8]),
+    ) -> Result<bool, CommError> {
         let found = self.poll(from, |reader, source, mail| {
             reader.queued_message(source, mail, tag.channel())
         })?;
         match found {
             Some(QueuedMessage { header, data, total, .. }) => {
                 self.base.note(Direction::Received, from, &header, total);
-                Ok(Some((header, data)))
+                read(&header, &data);
+                self.incoming[from.index()].mail.recycle(data);
+                Ok(true)
             }
             None => {
                 self.base.await_message(from, tag);
-                Ok(None)
+                Ok(false)
             }
         }
     }
