@@ -57,6 +57,8 @@ pub(crate) struct Functions {
     pub(crate) broadcast: unsafe extern "C" fn(Out, c_int, Handle, c_int, Handle, Made) -> Code,
     pub(crate) all_gather: unsafe extern "C" fn(In, c_int, Handle, Out, c_int, Handle, Handle, Made) -> Code,
     pub(crate) gather: unsafe extern "C" fn(In, c_int, Handle, Out, c_int, Handle, c_int, Handle, Made) -> Code,
+    pub(crate) scatter: unsafe extern "C" fn(In, c_int, Handle, Out, c_int, Handle, c_int, Handle, Made) -> Code,
+    pub(crate) barrier: unsafe extern "C" fn(Handle, Made) -> Code,
     pub(crate) all_to_all: unsafe extern "C" fn(In, c_int, Handle, Out, c_int, Handle, Handle, Made) -> Code,
 }
 
@@ -106,6 +108,8 @@ impl Functions {
             broadcast: find(library, c"MPI_Ibcast")?,
             all_gather: find(library, c"MPI_Iallgather")?,
             gather: find(library, c"MPI_Igather")?,
+            scatter: find(library, c"MPI_Iscatter")?,
+            barrier: find(library, c"MPI_Ibarrier")?,
             all_to_all: find(library, c"MPI_Ialltoall")?,
         })
     }

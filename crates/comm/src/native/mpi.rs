@@ -58,6 +58,8 @@ pub struct MpiCommunicator {
 #[derive(Debug)]
 pub struct MpiRequest {
     request: Handle,
+    /// Second request of a send_recv: that of its send.
+    sent: Option<Handle>,
     done: bool,
     /// Vector whose first part is this rank's result of a reduce_scatter, and has to move to its place.
     scattered: Option<HostBytes>,
@@ -139,12 +141,22 @@ impl MpiCommunicator {
                         from, sent, part_type, all, parts, part_type, root, group, to,
                     )
                 }
+                CollectiveKind::Scatter => {
+                    let own: *mut c_void = all.byte_add(self.index * part);
+                    let (into, got) = if is_root { (in_place.cast_mut(), 0) } else { (own, parts) };
+                    let from = all.cast_const();
+                    (functions.scatter)(
+                        from, parts, part_type, into, got, part_type, root, group, to,
+                    )
+                }
+                CollectiveKind::SendRecv => {
+                    let before = (self.index + self.size - 1) % self.size;
+                    let into = whole_output(data, output)?;
+                    (functions.recv)(into, whole, whole_type, before as c_int, MESSAGE, group, to)
+                }
+                CollectiveKind::Barrier => (functions.barrier)(group, to),
                 CollectiveKind::AllToAll => {
-                    let output = output.filter(|output| output.len() == data.len());
-                    let none = || CommError::Job {
-                        problem: "an all_to_all needs an output buffer of equal length".into(),
-                    };
-                    let into = output.ok_or_else(none)?.pointer().cast();
+                    let into = whole_output(data, output)?;
                     let from = all.cast_const();
                     (functions.all_to_all)(
                         from, parts, part_type, into, parts, part_type, group, to,
@@ -155,6 +167,34 @@ impl MpiCommunicator {
         self.mpi.call("a collective of MPI", code)?;
         Ok(request)
     }
+}
+
+impl MpiCommunicator {
+    /// Starts to send a vector to a member.
+    fn send(
+        &self,
+        dtype: DType,
+        data: &HostBytes,
+        to: u32,
+        kind: Option<CollectiveKind>,
+    ) -> Result<Handle, CommError> {
+        let (of, elements) = self.elements(kind, dtype, data.len())?;
+        let (at, send, mut request) = (data.pointer().cast(), self.mpi.functions().send, 0);
+        // SAFETY: as for collectives.
+        let code =
+            unsafe { send(at, elements, of, to as c_int, MESSAGE, self.group, &raw mut request) };
+        self.mpi.call("MPI_Isend", code)?;
+        Ok(request)
+    }
+}
+
+/// Address of an output buffer as large as the vector.
+fn whole_output(data: &HostBytes, output: Option<&HostBytes>) -> Result<*mut c_void, CommError> {
+    let output = output.filter(|output| output.len() == data.len());
+    let none = || CommError::Job {
+        problem: "the collective needs an output buffer as large as its vector".into(),
+    };
+    Ok(output.ok_or_else(none)?.pointer().cast())
 }
 
 impl Communicator for MpiCommunicator {
@@ -171,7 +211,7 @@ impl Communicator for MpiCommunicator {
         (): &(),
     ) -> Result<MpiRequest, CommError> {
         self.mpi.check()?;
-        let mut request = MpiRequest { request: 0, done: false, scattered: None };
+        let mut request = MpiRequest { request: 0, sent: None, done: false, scattered: None };
         let message = || self.elements(None, dtype, data.len());
         let (functions, to) = (self.mpi.functions(), &raw mut request.request);
         match *op {
@@ -179,15 +219,15 @@ impl Communicator for MpiCommunicator {
                 let how = (kind, reduction, root);
                 request.request = self.collective(how, dtype, &data, output.as_ref())?;
                 let moves = kind == CollectiveKind::ReduceScatter && self.index > 0;
+                if kind == CollectiveKind::SendRecv {
+                    // The next member receives it by the same call.
+                    let next = ((self.index + 1) % self.size) as u32;
+                    request.sent = Some(self.send(dtype, &data, next, Some(kind))?);
+                }
                 request.scattered = moves.then_some(data);
             }
             NativeOp::Send { to: member } => {
-                let (of, elements) = message()?;
-                let (at, member) = (data.pointer().cast(), member as c_int);
-                // SAFETY: as for collectives.
-                let code =
-                    unsafe { (functions.send)(at, elements, of, member, MESSAGE, self.group, to) };
-                self.mpi.call("MPI_Isend", code)?;
+                request.request = self.send(dtype, &data, member, None)?;
             }
             NativeOp::Recv { from } => {
                 let (of, elements) = message()?;
@@ -204,6 +244,12 @@ impl Communicator for MpiCommunicator {
     fn test(&mut self, request: &mut MpiRequest) -> Result<bool, CommError> {
         if request.done {
             return Ok(true);
+        }
+        if let Some(sent) = &mut request.sent {
+            if !self.mpi.test(sent)? {
+                return Ok(false);
+            }
+            request.sent = None;
         }
         if !self.mpi.test(&mut request.request)? {
             return Ok(false);
