@@ -120,6 +120,7 @@ impl Comparison<'_> {
             order: self.order,
             elements: self.bytes.0,
             element: Bytes(1),
+            dtype: None,
             block: 1,
         };
         let chosen = fabric.fastest(&self.members, &ask);
