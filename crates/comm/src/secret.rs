@@ -40,9 +40,8 @@ impl Secret {
 
     /// Derives the secret of a job from a secret of longer life: ranks that know both need no other
     /// exchange, and what one job reveals is of no use in another.
-    pub fn derive(&self, job: &str) -> Self {
-        let bytes = self.prove("job", &[job.as_bytes()]);
-        Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    pub fn for_job(&self, job: &str) -> Self {
+        self.derive("paceline job", job.as_bytes())
     }
 
     /// Returns the secret in the form that [`from_text`](Self::from_text) accepts, to pass it to a
@@ -147,9 +146,9 @@ mod tests {
     #[test]
     fn jobs_have_secrets_of_their_own() {
         let secret = Secret::from_text("a secret of a user").unwrap();
-        assert_eq!(secret.derive("7.0"), secret.derive("7.0"));
-        assert_ne!(secret.derive("7.0"), secret.derive("7.1"));
-        assert_eq!(secret.derive("7.0").as_text().len(), 64);
+        assert_eq!(secret.for_job("7.0"), secret.for_job("7.0"));
+        assert_ne!(secret.for_job("7.0"), secret.for_job("7.1"));
+        assert_eq!(secret.for_job("7.0").as_text().len(), 64);
     }
 
     #[test]

@@ -225,6 +225,11 @@ impl MpiTransport {
         }
         found.map_err(|error| match error {
             StreamError::Comm(error) => error,
+            StreamError::Altered => {
+                let way = format!("messages from rank {from} to rank {own}");
+                self.abort("messages were altered on their way");
+                CommError::Altered { way }
+            }
             StreamError::Wire(error) => {
                 let reason = format!("rank {own} cannot read it: {error}");
                 self.abort(&reason);
@@ -293,7 +298,7 @@ impl Arriving<'_> {
 }
 
 impl Source for Arriving<'_> {
-    fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError> {
+    fn head(&mut self) -> Result<Option<[u8; HEAD]>, StreamError> {
         if !self.fetch()? {
             return Ok(None);
         }
@@ -303,10 +308,10 @@ impl Source for Arriving<'_> {
             problem: format!("rank {} sent a segment that is no frame", self.from),
         };
         segment.start += HEAD;
-        head.ok_or_else(broken).map(Some)
+        Ok(Some(head.ok_or_else(broken)?))
     }
 
-    fn peek(&mut self, wanted: usize) -> Result<&[u8], CommError> {
+    fn peek(&mut self, wanted: usize) -> Result<&[u8], StreamError> {
         if wanted > 0 {
             self.fetch()?;
         }

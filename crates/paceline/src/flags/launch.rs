@@ -349,6 +349,11 @@ impl LaunchFlags {
             );
             problems.add("--encrypt", text);
         }
+        if self.encrypt && (transport == TransportKind::Mpi || library == Some(Library::Mpi)) {
+            let text =
+                "MPI sends its messages itself, unencrypted; use --transport tcp and no --library";
+            problems.add("--encrypt", text);
+        }
         if self.encrypt && library == Some(Library::Nccl) {
             let text = "nccl sends what GPUs exchange itself, unencrypted; use --library none";
             problems.add("--encrypt", text);

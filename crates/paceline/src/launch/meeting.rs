@@ -73,7 +73,7 @@ pub(super) fn meeting(env: &RankEnv, launch: &Launch, world: u32) -> Result<Meet
              set {SECRET} in their environment"
         ))
     })?;
-    Ok(Meeting { rendezvous, secret: secret.derive(&job), secret_file: Some(path) })
+    Ok(Meeting { rendezvous, secret: secret.for_job(&job), secret_file: Some(path) })
 }
 
 /// Lets MPI carry what rank 0 decides to the others.
