@@ -176,7 +176,8 @@ impl<'a> Prices<'a> {
         }
         let element = Bytes(exchange.dtype.size());
         let Exchange { kind, elements, block, .. } = *exchange;
-        let ask = Ask { kind, algorithm, order, elements, element, dtype: None, block };
+        let ask =
+            Ask { kind, algorithm, order, elements, element, dtype: Some(exchange.dtype), block };
         let method = self.fabric.method(&mesh, exchange.group, &ask);
         let vector = Vector { elements, element, block };
         let alone = (method.pattern(kind, order, ranks, 0).ok()).and_then(|pattern| {

@@ -325,7 +325,7 @@ impl Source for Arriving<'_> {
         *start += bytes.min(*end - *start);
     }
 
-    fn read_into(&mut self, into: &mut [u8]) -> Result<Option<usize>, CommError> {
+    fn read_into(&mut self, into: &mut [u8]) -> Result<Option<usize>, StreamError> {
         let segment = &mut *self.segment;
         if self.own || segment.start < segment.end || segment.request.is_some() {
             return Ok(None);
