@@ -538,12 +538,8 @@ impl<'a> Estimator<'a> {
                 // The input of a stage stays, and so do the last blocks of a microbatch whose
                 // backward pass follows at once, as it may on the last stage.
                 let moved = stage.block_bytes - stage.output.max(staged.widest) as f64;
-                let share = if last {
-                    (stage.blocks as f64 - 3.0) / (stage.blocks as f64).max(1.0)
-                } else {
-                    1.0
-                };
-                bytes += (moved * share).max(0.0);
+                let stay = if last { 4.0 * stage.most_block_bytes } else { 0.0 };
+                bytes += (moved - stay).max(0.0);
             }
             bytes *= f64::from(s.microbatches());
         }

@@ -74,10 +74,9 @@ pub(crate) struct Stage {
     pub(crate) parameters: Parameters,
     /// Bytes sent to the next stage.
     pub(crate) output: u64,
-    /// Number of layers that are neither embedding nor head.
-    pub(crate) blocks: usize,
-    /// Bytes that its blocks keep of a microbatch.
+    /// Bytes that its blocks keep of a microbatch, and the most that one of them keeps.
     pub(crate) block_bytes: f64,
+    pub(crate) most_block_bytes: f64,
 }
 
 #[derive(Clone, Debug)]
@@ -250,9 +249,10 @@ impl Form {
                 *sum += more;
             }
             stage.scratch = stage.scratch.max(kind.scratch);
-            stage.blocks += usize::from(kind.is_block);
             if kind.is_block {
-                stage.block_bytes += kind.kept.iter().chain(&kind.kept_late).sum::<f64>();
+                let bytes = kind.kept.iter().chain(&kind.kept_late).sum::<f64>();
+                stage.block_bytes += bytes;
+                stage.most_block_bytes = stage.most_block_bytes.max(bytes);
             }
             let (sum, more) = (&mut stage.parameters, &kind.parameters);
             sum.dense += more.dense;
