@@ -241,8 +241,8 @@ fn kubeflow(variables: &Variables, env: &mut RankEnv) -> Result<(), CommError> {
     match each {
         "1" => Ok(()),
         _ => Err(problem(format!(
-            "PET_NPROC_PER_NODE is {each}: let the container run `paceline agent -- train …`, which starts \
-             that many ranks"
+            "PET_NPROC_PER_NODE is {each}, but one process of a pod can be only one rank: set it to 1, or \
+             start a process per rank with RANK and WORLD_SIZE"
         ))),
     }
 }
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!((place.launcher, place.port), ("Kubeflow", Some(29400)));
         assert_eq!(place.job.as_deref(), Some("trainer-node-0-0.trainer:29400"));
         pet.push(("PET_NPROC_PER_NODE", "4"));
-        assert!(read(&pet).unwrap_err().contains("paceline agent"));
+        assert!(read(&pet).unwrap_err().contains("set it to 1"));
     }
 
     #[test]

@@ -36,10 +36,7 @@ pub(crate) fn connect(
         let started = place.world;
         return Err(Failure::flag(
             "--ranks",
-            format!(
-                "the plan has {world} ranks, but {started} were started: start {world}, or one \
-                 `paceline agent -- train …` per host"
-            ),
+            format!("the plan has {world} ranks, but {started} were started: start {world}"),
         ));
     }
     let mut options =
