@@ -77,8 +77,10 @@ impl Clients {
         let mut samples = vec![Vec::new(); count];
         match federated.split {
             ClientSplit::Iid => {
-                for sample in 0..classes.len() {
-                    samples[sample % count].push(sample as u64);
+                let mut by_class: Vec<u64> = (0..classes.len() as u64).collect();
+                by_class.sort_by_key(|sample| classes[*sample as usize]);
+                for (at, sample) in by_class.into_iter().enumerate() {
+                    samples[at % count].push(sample);
                 }
             }
             ClientSplit::Dirichlet(alpha) => {
@@ -93,6 +95,8 @@ impl Clients {
             }
         }
         give_everyone_one(&mut samples);
+        // In the data's order, not class after class.
+        samples.iter_mut().for_each(|own| own.sort_unstable());
         let taking_part = (federated.fraction * count as f64).round() as usize;
         let taking_part = taking_part.clamp(1, count);
         Self { samples, batch, taking_part, draws: Stream::new(seed, "rounds") }

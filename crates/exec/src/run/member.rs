@@ -17,8 +17,8 @@ use crate::run::reports::ReportAggregator;
 use crate::run::resident::Resident;
 use crate::run::stop_consensus::{LeaderStop, StopConsensus};
 use crate::run::threads::run_rank;
-use paceline_comm::{CommError, Transport};
-use paceline_plan::collective::Action;
+use paceline_comm::{CommError, Transport, mpi};
+use paceline_plan::collective::{Action, Library};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::{Pacing, Plan};
 use paceline_plan::staleness::Staleness;
@@ -69,6 +69,7 @@ fn attempt<D: device::Device>(
         return Err(ExecError::Unsupported { what, works });
     }
     check_shared_memory(plan, transport)?;
+    check_communicators(plan)?;
     let job = Job::<D>::new(plan, options)?;
     let (rank, timeout) = (transport.rank(), options.exchange_timeout);
     let clock = sync_clock(transport, timeout).map_err(during(rank, "agreeing on the clock"))?;
@@ -121,6 +122,16 @@ fn attempt<D: device::Device>(
     send(transport, LEADER, (ControlTopic::Result, 0), &left)
         .map_err(during(rank, "handing over what it has"))?;
     Ok(None)
+}
+
+/// Checks that this process has joined MPI, if MPI carries out any of the plan's collectives.
+fn check_communicators(plan: &Plan) -> Result<(), ExecError> {
+    let mut calls = plan.programs.iter().flat_map(|program| &program.calls);
+    let by_mpi = calls.find(|call| call.method.library() == Some(Library::Mpi));
+    let Some(call) = by_mpi.filter(|_| mpi::joined().is_none()) else { return Ok(()) };
+    let what = format!("'{}' by MPI, for which there is no communicator,", call.name);
+    let works = "ranks that mpirun or srun has started join MPI";
+    Err(ExecError::Unsupported { what, works })
 }
 
 /// Checks that this rank can map the memory of every peer with which the plan's steps share it.

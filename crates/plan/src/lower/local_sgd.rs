@@ -18,7 +18,6 @@ use crate::program::{
     Access, AccumulateMode, ComputePass, LocalOp, MemoryKind, Op, Operand, Segment, StepPhase,
     Template, View,
 };
-use crate::schedule::Pass;
 
 /// Outer step of a bucket's weights.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +39,7 @@ pub(super) struct OuterStep {
 pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         Point::Start => ir.init_anchor(),
-        Point::GradientsDone(turn) if turn.pass == Pass::Backward => ir.local_step(turn.k()),
+        Point::GradientsDone(turn) => ir.local_step(turn.k()),
         Point::Update => ir.outer_step(),
         _ => {}
     }

@@ -62,6 +62,7 @@ mod tests {
         let of = |ep, expert_buffer_factor| {
             let strategy = Strategy {
                 dp: 4,
+                leaves: 4,
                 ep,
                 expert_buffer_factor,
                 seq: 16,
