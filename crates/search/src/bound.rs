@@ -65,7 +65,7 @@ pub(crate) struct Staged {
     widest: u64,
 }
 
-/// What an update takes on one rank after its passes, and what it adds to them.
+/// Time of an update on one rank after its passes, and what it adds to them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Update {
     /// From the rank's last pass to where it waits for the other stages.

@@ -211,7 +211,7 @@ impl<'a> Space<'a> {
         self.request.pins.split.of([Split::Cost, Split::Count, EQUAL_TIMES])
     }
 
-    /// What changes neither stages nor memory much: bucket size, collective and overlap.
+    /// Options that change neither stages nor memory much: bucket size, collective and overlap.
     pub(crate) fn settings(&self, strategy: &Strategy) -> Vec<Strategy> {
         let pins = &self.request.pins;
         let replicas = strategy.mesh().replicas() > 1;

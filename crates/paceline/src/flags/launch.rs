@@ -104,7 +104,7 @@ pub(crate) struct Launch {
     pub secret: Option<Secret>,
     /// True to encrypt payloads sent over TCP.
     pub encrypt: bool,
-    /// What an attacker could use, for the user to know.
+    /// Weaknesses that an attacker could use, for the user to know.
     pub warnings: Vec<String>,
     /// Time without a heartbeat after which a rank is declared lost.
     pub heartbeat_timeout: Duration,

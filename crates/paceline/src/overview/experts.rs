@@ -1,4 +1,4 @@
-//! What a plan can come to if routing is uneven, so that the buffers of experts grow.
+//! Growth of a plan if routing is uneven, so that the buffers of experts grow.
 
 use paceline_plan::lower::lower;
 use paceline_plan::model::Model;

@@ -373,7 +373,7 @@ fn tasks_of_slurm_need_no_flag() {
     assert_eq!(bits(&String::from_utf8(first.stdout).unwrap()), expected);
 }
 
-/// What a launcher has started never becomes a job of its own.
+/// A process that a launcher has started never becomes a job of its own.
 #[test]
 fn a_rank_of_a_launcher_is_never_a_job_of_its_own() {
     let here = Folder::new();

@@ -83,7 +83,7 @@ pub(crate) struct Flags {
     headroom: HeadroomFlags,
     #[command(flatten)]
     pins: PinFlags,
-    /// What is best: the least time, or with --tokens the least cost
+    /// Objective: the least time, or with --tokens the least cost
     #[arg(long, value_name = "time|cost", default_value = "time", help_heading = "Objective")]
     objective: String,
     /// Tokens to train on: 300B or 3e11; lists days

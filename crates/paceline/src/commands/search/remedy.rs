@@ -1,4 +1,4 @@
-//! What to change if no strategy is legal, or none fits.
+//! Remedies if no strategy is legal, or none fits.
 
 use super::pool;
 use paceline_search::{Pins, Request, count};

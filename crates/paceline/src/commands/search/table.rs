@@ -9,7 +9,7 @@ use paceline_sim::cluster::Cluster;
 use paceline_sim::training::{TrainingCost, TrainingRun};
 use serde::Serialize;
 
-/// What the strategies are for.
+/// Subject of the strategies.
 pub(super) struct Context<'a> {
     pub(super) model: &'a Model,
     pub(super) cluster: &'a Cluster,
