@@ -6,9 +6,11 @@
 //! compares with link bandwidth for any number of ranks (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 
 use crate::error::CommError;
+use crate::native::{Communicator, NativeOp};
 use crate::steps::{ActiveCollective, CollectiveSpec};
 use crate::transport::{Tag, Transport, finish};
 use crate::{barrier, steps};
+use paceline_kernels::arena::HostBytes;
 use paceline_plan::collective::{
     Algorithm, CollectiveKind, Reduction, SummationOrder, chunk_range,
 };
@@ -66,24 +68,64 @@ pub fn measure(
     transport: &mut dyn Transport,
     spec: &CollectiveSpec,
     data: &mut [u8],
+    output: Option<&mut [u8]>,
+    limits: (u32, Duration, Duration),
+) -> Result<CollectiveTiming, CommError> {
+    let members: Vec<Rank> = (0..transport.world()).map(Rank).collect();
+    let first = Tag::new(limits.0, 0);
+    let mut running = ActiveCollective::start(spec, &members, transport.rank(), first)?;
+    measure_laps(transport, spec, data, output, limits, &mut |transport, tag, data, mut output| {
+        running.restart(tag);
+        finish(transport, limits.2, |transport| {
+            running.progress_bytes(transport, DType::F32, data, output.as_deref_mut())
+        })
+    })
+}
+
+/// Like [`measure`], by a library's group of all ranks; MPI's, for one.
+pub fn measure_native<C: Communicator<Buffer = HostBytes, Queue = ()>>(
+    transport: &mut dyn Transport,
+    group: &mut C,
+    spec: &CollectiveSpec,
+    data: &mut [u8],
+    output: Option<&mut [u8]>,
+    limits: (u32, Duration, Duration),
+) -> Result<CollectiveTiming, CommError> {
+    let CollectiveSpec { kind, reduction, root, .. } = *spec;
+    let op = NativeOp::Collective { kind, reduction, root, forced: None };
+    measure_laps(transport, spec, data, output, limits, &mut |_, _, data, output| {
+        let output = output.map(HostBytes::of);
+        let mut request = group.start(&op, DType::F32, HostBytes::of(data), output, &())?;
+        while !group.test(&mut request)? {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    })
+}
+
+/// One lap of a collective: its tag, its vector and its output.
+type Lap<'l> =
+    dyn FnMut(&mut dyn Transport, Tag, &mut [u8], Option<&mut [u8]>) -> Result<(), CommError> + 'l;
+
+fn measure_laps(
+    transport: &mut dyn Transport,
+    spec: &CollectiveSpec,
+    data: &mut [u8],
     mut output: Option<&mut [u8]>,
     (sequence, budget, timeout): (u32, Duration, Duration),
+    run: &mut Lap<'_>,
 ) -> Result<CollectiveTiming, CommError> {
     let (me, world) = (transport.rank(), transport.world());
     let members: Vec<Rank> = (0..world).map(Rank).collect();
     let mut tag = Tag::new(sequence, 0);
-    let mut running = ActiveCollective::start(spec, &members, me, tag)?;
     let mut lap = |transport: &mut dyn Transport, data: &mut [u8]| {
         // Laps of small vectors follow each other without a barrier, as in a training loop.
         if data.len() > 1 << 20 {
             barrier::wait(transport, &members, Tag::new(sequence + 1, tag.sequence()), timeout)?;
         }
         tag = tag.next();
-        running.restart(tag);
         let began = Instant::now();
-        finish(transport, timeout, |transport| {
-            running.progress_bytes(transport, DType::F32, data, output.as_deref_mut())
-        })?;
+        run(transport, tag, data, output.as_deref_mut())?;
         Ok::<_, CommError>(began.elapsed())
     };
     fill(spec, me, world, data);

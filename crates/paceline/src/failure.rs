@@ -16,7 +16,7 @@ pub(crate) enum Failure {
     /// The run failed, and the launcher of this rank reports why: exit status 1.
     Reported,
     /// A signal ended the command before it was done: exit status 128 + its number, which is 130
-    /// for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP.
+    /// for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP and 138 for SIGUSR1.
     Signalled(i32),
     /// The reader of the output closed it, as `head` does: exit status 0.
     Closed,

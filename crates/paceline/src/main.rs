@@ -34,6 +34,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     quiet_guarded_panics();
+    launch::end_with_agent();
     let arguments: Vec<_> = std::env::args_os().collect();
     let mut json = flags::wants_json(&arguments);
     let ran = log::start().and_then(|()| commands::run(arguments, &mut json));

@@ -3,6 +3,7 @@
 mod cli {
     mod bench;
     mod config;
+    mod engines;
     mod examples;
     mod experts;
     mod faults;

@@ -1,5 +1,6 @@
 //! The enum of commands; each command has its own file.
 
+mod agent;
 mod bench;
 mod calibrate;
 mod checkpoint;
@@ -9,6 +10,7 @@ mod demo;
 mod eval;
 mod gemm;
 mod generate;
+mod launch;
 mod loaded_model;
 mod models;
 mod plan;
@@ -16,6 +18,7 @@ mod point;
 mod report;
 mod search;
 mod simulate;
+mod submit;
 mod train;
 mod validate;
 
@@ -61,6 +64,9 @@ wrong.";
 #[derive(Debug, Subcommand)]
 enum Command {
     Train(Box<train::Flags>),
+    Launch(launch::Flags),
+    Submit(submit::Flags),
+    Agent(agent::Flags),
     Plan(Box<plan::Flags>),
     Simulate(Box<simulate::Flags>),
     Search(Box<search::Flags>),
@@ -102,6 +108,8 @@ pub(crate) fn run(arguments: Vec<OsString>, json: &mut bool) -> Result<(), Failu
     let matches = parse(&arguments, *json)?;
     let (arguments, origins) = config::strategy(arguments, &matches, &definition, origins)?;
     let matches = parse(&arguments, *json)?;
+    let arguments = config::resume_requeued(arguments, &matches);
+    let matches = parse(&arguments, *json)?;
     let (arguments, origins) = config::resume(arguments, &matches, &definition, origins)?;
     let matches = parse(&arguments, *json)?;
     let cli = Cli::from_arg_matches(&matches).or_else(|error| refused(error, *json))?;
@@ -113,6 +121,35 @@ pub(crate) fn run(arguments: Vec<OsString>, json: &mut bool) -> Result<(), Failu
             if problems.is_empty() { dispatch(cli, origins) } else { Err(problems.into()) }
         }
         None => dispatch(cli, origins),
+    }
+}
+
+/// Parses the arguments of a training run that another command starts.
+fn parse_train(words: &[String]) -> Result<(Box<train::Flags>, Origins), Failure> {
+    let wrong = |text: &str| Failure::flag("--", text);
+    if words.first().map(String::as_str) != Some("train") {
+        return Err(wrong("a training run follows: -- train --model NAME …"));
+    }
+    let arguments: Vec<OsString> = ["paceline"]
+        .into_iter()
+        .map(OsString::from)
+        .chain(words.iter().map(OsString::from))
+        .collect();
+    let definition = Cli::command();
+    let parse = |arguments: &[OsString]| {
+        Cli::command().try_get_matches_from(arguments).or_else(|error| refused(error, false))
+    };
+    let matches = parse(&arguments)?;
+    let (arguments, origins) = config::merge(arguments, &matches, &definition)?;
+    let matches = parse(&arguments)?;
+    let arguments = config::resume_requeued(arguments, &matches);
+    let matches = parse(&arguments)?;
+    let (arguments, origins) = config::resume(arguments, &matches, &definition, origins)?;
+    let matches = parse(&arguments)?;
+    let cli = Cli::from_arg_matches(&matches).or_else(|error| refused(error, false))?;
+    match cli.command {
+        Some(Command::Train(flags)) if !flags.sweep.is_asked_for() => Ok((flags, origins)),
+        _ => Err(wrong("--vary runs on this machine alone; start one run")),
     }
 }
 
@@ -143,6 +180,9 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
     match cli.command {
         None => demo::run(&cli.demo, origins),
         Some(Command::Train(flags)) => train::run(&flags, origins),
+        Some(Command::Launch(flags)) => launch::run(&flags),
+        Some(Command::Submit(flags)) => submit::run(&flags),
+        Some(Command::Agent(flags)) => agent::run(&flags),
         Some(Command::Plan(flags)) => plan::run(&flags, origins),
         Some(Command::Simulate(flags)) => simulate::run(&flags, origins),
         Some(Command::Search(flags)) => search::run(&flags, origins),

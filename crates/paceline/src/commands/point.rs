@@ -27,7 +27,10 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         Command::Collective(own) => ("collective", &collective::USUAL, &own.sweep, &own.common),
         Command::Gemm(own) => ("gemm", &gemm::USUAL, &own.sweep, &own.common),
         Command::Train(own) => ("train", &train::USUAL, &own.sweep, &own.job.common),
-        Command::Search(_)
+        Command::Launch(_)
+        | Command::Submit(_)
+        | Command::Agent(_)
+        | Command::Search(_)
         | Command::Validate(_)
         | Command::Bench(_)
         | Command::Calibrate(_)

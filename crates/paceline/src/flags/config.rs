@@ -50,6 +50,27 @@ pub(crate) fn merge(
     reader.merged(arguments, depth)
 }
 
+/// Variable by which an agent asks for the continuation of a run that `--out` already has.
+pub(crate) const CONTINUE: &str = "PACELINE_CONTINUE";
+
+/// Adds `--resume` to a training run that its scheduler has started again, so that it continues where it
+/// was: Slurm counts restarts, and an agent asks for it.
+pub(crate) fn resume_requeued(mut arguments: Vec<OsString>, matches: &ArgMatches) -> Vec<OsString> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    let again = [CONTINUE, "SLURM_RESTART_COUNT"].iter().any(|name| number(name) > Some(0));
+    let rank = std::env::var_os(crate::launch::RANK).is_some();
+    let Some(("train", train)) = matches.subcommand().filter(|_| again && !rank) else {
+        return arguments;
+    };
+    let given = |id: &str| train.try_get_one::<PathBuf>(id).ok().flatten();
+    if let (None, Some(out)) = (given("resume"), given("out"))
+        && ResumedRun::find(out).settings.is_some()
+    {
+        arguments.extend(["--resume".into(), out.into()]);
+    }
+    arguments
+}
+
 /// Merges the settings of the run that `--resume` names into `arguments`, which include those of a
 /// run file. A run without settings changes nothing.
 pub(crate) fn resume(

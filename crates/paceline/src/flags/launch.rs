@@ -1,7 +1,7 @@
 //! Launcher and transport flags.
 
 use super::{Problems, read_text, real, size, whole, word};
-use crate::launch::{RANK, environment, interface_address};
+use crate::launch::{AGENT, RANK, environment, interface_address};
 use clap::Args;
 use paceline_comm::launch::{RankEnv, rank_env};
 use paceline_comm::{Secret, TransportKind};
@@ -79,6 +79,10 @@ pub(crate) struct LaunchFlags {
     /// --max-restarts allows
     #[arg(long)]
     pub elastic: bool,
+    /// True if ranks run on several hosts, whose agents start them.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub spread: bool,
 }
 
 /// Validated flags for launching ranks.
@@ -94,6 +98,8 @@ pub(crate) struct Launch {
     pub library: Option<Library>,
     /// True for several ranks on one GPU.
     pub share_device: bool,
+    /// True if agents start the ranks on several hosts.
+    pub spread: bool,
     /// Environment of the ranks, for the library.
     pub variables: Vec<(&'static str, String)>,
     /// Rank of this process, if an external launcher has started it.
@@ -152,6 +158,7 @@ impl Default for Launch {
             device: Device::Cpu,
             library: None,
             share_device: false,
+            spread: false,
             variables: Vec::new(),
             env: None,
             bind: None,
@@ -205,7 +212,7 @@ impl LaunchFlags {
                  --encrypt, or keep the network private (docs/security.md)"
             ));
         }
-        if by == LaunchMode::Local && std::env::var_os(RANK).is_none() {
+        if by == LaunchMode::Local && !self.spread && std::env::var_os(RANK).is_none() {
             let starts = "needs ranks that MPI starts: mpirun -n N paceline …";
             if transport == TransportKind::Mpi {
                 problems.add("--transport", format!("mpi {starts}"));
@@ -221,6 +228,7 @@ impl LaunchFlags {
             device,
             library,
             share_device: self.share_device(device, problems),
+            spread: self.spread || std::env::var_os(AGENT).is_some(),
             variables: Vec::new(),
             env,
             bind,
@@ -237,7 +245,7 @@ impl LaunchFlags {
         let named = self.launch.clone().filter(|text| text != "auto");
         let named: Option<LaunchMode> = word("--launch", &named, problems);
         // Ranks of this program are told what they are, whatever has started their launcher.
-        if named == Some(LaunchMode::Local) || std::env::var_os(RANK).is_some() {
+        if named == Some(LaunchMode::Local) || self.spread || std::env::var_os(RANK).is_some() {
             return (LaunchMode::Local, None);
         }
         let mut wrong = |text: String| problems.add("--launch", text);

@@ -26,6 +26,7 @@ mod word;
 pub(crate) use checkpoint::{CheckpointFlags, CheckpointOptions, MODEL, SavePolicy};
 pub(crate) use cluster::ClusterFlags;
 pub(crate) use common::{CommonFlags, wants_json};
+pub(crate) use config::CONTINUE;
 pub(crate) use data::{DataChoice, DataDefaults, DataFlags, TOKENIZER};
 pub(crate) use file::read_text;
 pub(crate) use headroom::HeadroomFlags;

@@ -1,6 +1,11 @@
-//! Starts the ranks of this machine and supervises them.
+//! Starts the ranks of a job, on this machine or by agents on several, and supervises them.
 
-use super::rank_identity::{EXPERT_BUFFERS, LAYOUT, RANK, RENDEZVOUS, RESUME, RUN, WORLD};
+use super::agent::{how, signal};
+use super::fleet::{Fleet, RankNews};
+use super::lines::Lines;
+use super::rank_identity::{
+    EXPERT_BUFFERS, LAYOUT, LOCAL_RANK, LOCAL_WORLD, RANK, RENDEZVOUS, RESUME, RUN, WORLD,
+};
 use super::recovery::RestartState;
 use crate::flags::{Launch, SECRET};
 use crate::output::StopRequest;
@@ -8,11 +13,12 @@ use anyhow::Context;
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::{CommError, Secret};
 use paceline_plan::ids::Rank;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+use std::cell::{RefCell, RefMut};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Interval at which the launcher polls its ranks.
@@ -20,6 +26,8 @@ const TICK: Duration = Duration::from_millis(5);
 /// Time limits for the rendezvous, and for ranks to end once one of them has failed.
 const JOIN: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(5);
+/// Time limit for the rendezvous server to name a cause once no rank is left.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Ranks to start.
 pub(super) struct Attempt<'a> {
@@ -29,6 +37,8 @@ pub(super) struct Attempt<'a> {
     pub(super) launch: &'a Launch,
     /// Directory for their files.
     pub(super) directory: &'a Path,
+    /// Agents that start them, if they do not all run as children of this process.
+    pub(super) fleet: Option<&'a RefCell<Fleet>>,
 }
 
 /// Reason that ranks ended before they were done.
@@ -49,13 +59,16 @@ pub(super) struct RankFailure {
     pub(super) self_reported: bool,
     /// True if the request is at fault.
     pub(super) wrong_input: bool,
+    /// True if a host was lost with its ranks.
+    pub(super) lost_host: bool,
 }
 
 impl From<anyhow::Error> for End {
     /// Converts an error that prevented ranks from starting.
     fn from(error: anyhow::Error) -> Self {
         let (cause, hint) = (format!("{error:#}"), String::new());
-        Self::Failed(RankFailure { cause, hint, self_reported: true, wrong_input: false })
+        let (wrong_input, lost_host) = (false, false);
+        Self::Failed(RankFailure { cause, hint, self_reported: true, wrong_input, lost_host })
     }
 }
 
@@ -70,8 +83,12 @@ pub(super) fn attempt(
     requests: &StopRequest,
 ) -> Result<(), End> {
     let secret = Secret::random().map_err(anyhow::Error::from)?;
+    let listens_on = match attempt.fleet {
+        Some(fleet) => fleet.borrow().listens_on(),
+        None => attempt.launch.bind.unwrap_or(Ipv4Addr::LOCALHOST.into()),
+    };
     let rendezvous = RendezvousServer::start(RendezvousOptions {
-        listen: SocketAddr::new(attempt.launch.bind.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0),
+        listen: SocketAddr::new(listens_on, 0),
         secret: secret.clone(),
         world: attempt.world,
         in_rank: None,
@@ -79,10 +96,13 @@ pub(super) fn attempt(
         heartbeat_timeout: attempt.launch.heartbeat_timeout,
     })
     .map_err(anyhow::Error::from)?;
-    let mut ranks = Ranks::default();
-    for rank in 0..attempt.world {
-        ranks.start(rank, attempt, carried, (&secret, rendezvous.address()))?;
-    }
+    let mut ranks = match attempt.fleet {
+        Some(fleet) => {
+            Ranks::agents(fleet.borrow_mut(), attempt, carried, (&secret, rendezvous.address()))?
+        }
+        None => Ranks::children(attempt, carried, (&secret, rendezvous.address()))?,
+    };
+    ranks.reap();
     let mut watch =
         Supervisor { ranks, rendezvous: Some(rendezvous), cause: None, told: 0, deadline: None };
     while !watch.is_over() {
@@ -92,93 +112,198 @@ pub(super) fn attempt(
     watch.conclude(attempt.directory)
 }
 
-/// The rank processes; those still running are killed on drop.
-#[derive(Default)]
-struct Ranks(Vec<Started>);
-
-struct Started {
-    child: Child,
-    ended: Option<ExitStatus>,
+/// End of a rank's process.
+#[derive(Clone, Debug)]
+struct Ended {
+    /// Its exit status, unless a signal ended it.
+    code: Option<i32>,
+    /// Description of its end.
+    how: String,
 }
 
-impl Ranks {
-    fn start(
-        &mut self,
-        rank: u32,
+/// The rank processes; those still running are killed on drop.
+struct Ranks<'a> {
+    by: Starter<'a>,
+    ended: Vec<Option<Ended>>,
+}
+
+/// Parent of the rank processes.
+enum Starter<'a> {
+    /// This process.
+    Own(Vec<Child>),
+    /// Agents on the hosts.
+    Agents(RefMut<'a, Fleet>, Lines),
+}
+
+/// Variables that tell a rank what it is.
+fn variables(
+    rank: u32,
+    (local_rank, local_world): (u32, u32),
+    attempt: &Attempt<'_>,
+    (carried, secret): (&RestartState, &Secret),
+) -> anyhow::Result<Vec<(String, String)>> {
+    let mut variables: Vec<(String, String)> = [
+        (RANK, rank.to_string()),
+        (WORLD, attempt.world.to_string()),
+        (LOCAL_RANK, local_rank.to_string()),
+        (LOCAL_WORLD, local_world.to_string()),
+        (RUN, attempt.directory.to_str().context("the run's directory is no text")?.to_owned()),
+        (SECRET, secret.as_text().to_owned()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    let own = attempt.launch.variables.iter();
+    variables.extend(own.map(|(name, value)| ((*name).to_owned(), value.clone())));
+    if attempt.launch.share_device {
+        // NCCL refuses two ranks of one host on one GPU, so each takes itself for a host.
+        variables.push(("NCCL_HOSTID".to_owned(), format!("rank{rank}")));
+    }
+    if let Some(resume) = &carried.resume {
+        let resume = resume.to_str().context("the checkpoint's path is no text")?;
+        variables.push((RESUME.to_owned(), resume.to_owned()));
+    }
+    if let Some(factor) = carried.expert_buffer_factor {
+        variables.push((EXPERT_BUFFERS.to_owned(), factor.to_string()));
+    }
+    if let Some(layout) = &carried.layout {
+        variables.push((LAYOUT.to_owned(), serde_json::to_string(layout)?));
+    }
+    Ok(variables)
+}
+
+impl<'a> Ranks<'a> {
+    /// Starts the ranks as children of this process.
+    fn children(
         attempt: &Attempt<'_>,
         carried: &RestartState,
         (secret, rendezvous): (&Secret, SocketAddr),
-    ) -> anyhow::Result<()> {
-        let program = std::env::current_exe().context("this program cannot find itself")?;
-        let mut command = Command::new(program);
-        command
-            .args(std::env::args_os().skip(1))
-            .env(RANK, rank.to_string())
-            .env(WORLD, attempt.world.to_string())
-            .env(RENDEZVOUS, rendezvous.to_string())
-            .env(RUN, attempt.directory)
-            .env(SECRET, secret.as_text())
-            .envs(attempt.launch.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            // A terminal sends Ctrl-C to the whole process group; here the launcher forwards it.
-            .process_group(0);
-        if attempt.launch.share_device {
-            // NCCL refuses two ranks of one host on one GPU, so each takes itself for a host.
-            command.env("NCCL_HOSTID", format!("rank{rank}"));
+    ) -> anyhow::Result<Self> {
+        let mut ranks = Self { by: Starter::Own(Vec::new()), ended: Vec::new() };
+        for rank in 0..attempt.world {
+            let program = std::env::current_exe().context("this program cannot find itself")?;
+            let mut command = Command::new(program);
+            command
+                .args(std::env::args_os().skip(1))
+                .envs(variables(rank, (rank, attempt.world), attempt, (carried, secret))?)
+                .env(RENDEZVOUS, rendezvous.to_string())
+                .stdin(Stdio::null())
+                // A terminal sends Ctrl-C to the whole process group; here the launcher forwards it.
+                .process_group(0);
+            if rank > 0 {
+                command.stdout(Stdio::null());
+            }
+            let child =
+                command.spawn().with_context(|| format!("rank {rank} cannot be started"))?;
+            tracing::debug!(target: "launch", rank, process = child.id(), "started");
+            let Starter::Own(children) = &mut ranks.by else { continue };
+            children.push(child);
+            ranks.ended.push(None);
         }
-        if let Some(resume) = &carried.resume {
-            command.env(RESUME, resume);
-        }
-        if let Some(factor) = carried.expert_buffer_factor {
-            command.env(EXPERT_BUFFERS, factor.to_string());
-        }
-        if let Some(layout) = &carried.layout {
-            command.env(LAYOUT, serde_json::to_string(layout)?);
-        }
-        if rank > 0 {
-            command.stdout(Stdio::null());
-        }
-        let child = command.spawn().with_context(|| format!("rank {rank} cannot be started"))?;
-        tracing::debug!(target: "launch", rank, process = child.id(), "started");
-        self.0.push(Started { child, ended: None });
-        Ok(())
+        Ok(ranks)
     }
 
-    fn interrupt_leader(&self) {
-        let Some(leader) = self.0.first().filter(|leader| leader.ended.is_none()) else { return };
-        if let Some(pid) = i32::try_from(leader.child.id()).ok().and_then(Pid::from_raw) {
-            // The process may have ended since; then there is nothing to interrupt.
-            let _ = kill_process(pid, Signal::INT);
+    /// Starts the ranks by agents.
+    fn agents(
+        mut fleet: RefMut<'a, Fleet>,
+        attempt: &Attempt<'_>,
+        carried: &RestartState,
+        (secret, rendezvous): (&Secret, SocketAddr),
+    ) -> anyhow::Result<Self> {
+        // A path that agents can use from another directory.
+        let directory = std::path::absolute(attempt.directory)?;
+        let attempt = Attempt { directory: &directory, ..*attempt };
+        let of =
+            |rank, local| variables(rank, local, &attempt, (carried, secret)).unwrap_or_default();
+        fleet.start_ranks(attempt.world, rendezvous.port(), &of).map_err(anyhow::Error::msg)?;
+        let lines = Lines::new(&directory)?;
+        let ended = vec![None; attempt.world as usize];
+        Ok(Self { by: Starter::Agents(fleet, lines), ended })
+    }
+
+    fn interrupt_leader(&mut self) {
+        if self.ended.first().is_some_and(Option::is_some) {
+            return;
+        }
+        match &mut self.by {
+            Starter::Own(children) => children.iter().take(1).for_each(|c| signal(c, Signal::INT)),
+            Starter::Agents(fleet, _) => fleet.interrupt_leader(),
         }
     }
 
     /// Reaps ended processes, so that none is left as a zombie.
     fn reap(&mut self) {
-        let running = self.0.iter_mut().enumerate().filter(|(_, started)| started.ended.is_none());
-        for (rank, started) in running {
-            started.ended = started.child.try_wait().ok().flatten();
-            if let Some(status) = started.ended {
-                tracing::debug!(target: "launch", rank, "{}", how(status));
+        match &mut self.by {
+            Starter::Own(children) => {
+                let running = children.iter_mut().zip(&mut self.ended).enumerate();
+                for (rank, (child, ended)) in running.filter(|(_, (_, ended))| ended.is_none()) {
+                    if let Ok(Some(status)) = child.try_wait() {
+                        let (code, how) = (status.code(), how(status));
+                        tracing::debug!(target: "launch", rank, "{how}");
+                        *ended = Some(Ended { code, how });
+                    }
+                }
+            }
+            Starter::Agents(fleet, lines) => {
+                for news in fleet.poll() {
+                    match news {
+                        RankNews::Line { rank, error, text } => {
+                            lines.show(rank, fleet.host_of(rank), error, &text);
+                        }
+                        RankNews::Ended { rank, code, how } => {
+                            if let Some(ended @ None) = self.ended.get_mut(rank as usize) {
+                                tracing::debug!(target: "launch", rank, "{how}");
+                                *ended = Some(Ended { code, how });
+                            }
+                        }
+                    }
+                }
             }
         }
     }
 
     fn kill(&mut self) {
-        for started in self.0.iter_mut().filter(|started| started.ended.is_none()) {
-            let _ = started.child.kill();
-            started.ended = started.child.wait().ok();
+        match &mut self.by {
+            Starter::Own(children) => {
+                let running = children.iter_mut().zip(&mut self.ended);
+                for (child, ended) in running.filter(|(_, ended)| ended.is_none()) {
+                    let _ = child.kill();
+                    let status = child.wait().ok();
+                    *ended = status.map(|status| Ended { code: status.code(), how: how(status) });
+                }
+            }
+            Starter::Agents(fleet, _) => {
+                fleet.kill();
+                // An agent that is stuck would keep its ranks; it is lost, and they with it.
+                let end = Instant::now() + GRACE;
+                while self.ended.iter().any(Option::is_none) && Instant::now() < end {
+                    std::thread::sleep(TICK);
+                    self.reap();
+                }
+                for ended in self.ended.iter_mut().filter(|ended| ended.is_none()) {
+                    *ended = Some(Ended { code: None, how: "did not end when told to".into() });
+                }
+            }
+        }
+    }
+
+    fn lost_host(&self) -> Option<String> {
+        match &self.by {
+            Starter::Own(_) => None,
+            Starter::Agents(fleet, _) => fleet.lost_host(),
         }
     }
 }
 
-impl Drop for Ranks {
+impl Drop for Ranks<'_> {
     fn drop(&mut self) {
-        self.kill();
+        if self.ended.iter().any(Option::is_none) {
+            self.kill();
+        }
     }
 }
 
-struct Supervisor {
-    ranks: Ranks,
+struct Supervisor<'a> {
+    ranks: Ranks<'a>,
     rendezvous: Option<RendezvousServer>,
     /// First error that the rendezvous server reported.
     cause: Option<CommError>,
@@ -188,9 +313,9 @@ struct Supervisor {
     deadline: Option<Instant>,
 }
 
-impl Supervisor {
+impl Supervisor<'_> {
     fn is_over(&self) -> bool {
-        self.ranks.0.iter().all(|started| started.ended.is_some())
+        self.ranks.ended.iter().all(Option::is_some)
     }
 
     fn look(&mut self, requests: u32) {
@@ -203,8 +328,8 @@ impl Supervisor {
             self.deadline = Some(Instant::now() + GRACE);
         }
         self.ranks.reap();
-        let failed = |started: &Started| started.ended.is_some_and(|status| !status.success());
-        if self.ranks.0.iter().any(failed) && self.deadline.is_none() {
+        let failed = |ended: &Ended| ended.code != Some(0);
+        if self.ranks.ended.iter().flatten().any(failed) && self.deadline.is_none() {
             // The rendezvous server will report the cause, unless the rank never connected to it.
             self.deadline = Some(Instant::now() + GRACE);
         }
@@ -215,22 +340,31 @@ impl Supervisor {
 
     fn conclude(mut self, directory: &Path) -> Result<(), End> {
         if let Some(rendezvous) = self.rendezvous.take() {
-            // No rank is left that the server could wait for.
+            // No rank is left that the server could wait for; it may be about to name the first cause.
+            let bad = self.ranks.ended.iter().flatten().any(|ended| ended.code != Some(0));
+            let end = Instant::now() + LAST_WORDS;
+            while bad && !rendezvous.is_over() && Instant::now() < end {
+                std::thread::sleep(TICK);
+            }
             self.cause = if rendezvous.is_over() { rendezvous.join().err() } else { None };
         }
-        let statuses = || (0..).map(Rank).zip(self.ranks.0.iter().map(|started| started.ended));
+        let statuses = || (0..).map(Rank).zip(&self.ranks.ended);
         if self.told > 1 {
             return Err(End::Interrupted);
         }
-        let ended_badly = statuses().find_map(|(rank, status)| {
-            Some((rank, status?)).filter(|(_, status)| !status.success())
-        });
+        let bad = |only_killed: bool| {
+            let found = statuses().filter_map(|(rank, status)| Some((rank, status.as_ref()?)));
+            found
+                .filter(|(_, ended)| ended.code != Some(0))
+                .find(move |(_, ended)| !only_killed || ended.code.is_none())
+        };
+        // A rank that was killed, or lost with its host, is a cause; others end because of it.
+        let ended_badly = bad(true).or_else(|| bad(false));
         let wrong_input =
-            statuses().any(|(_, status)| status.and_then(|status| status.code()) == Some(2));
-        let said_itself = matches!(self.cause, Some(CommError::Failed { .. }));
+            statuses().any(|(_, ended)| ended.as_ref().and_then(|ended| ended.code) == Some(2));
         let cause = match (&self.cause, ended_badly) {
             (None, None) => return Ok(()),
-            (None, Some((rank, status))) => format!("rank {rank} {}", how(status)),
+            (None, Some((rank, ended))) => format!("rank {rank} {}", ended.how),
             (Some(CommError::Failed { rank, reason }), _) => {
                 // Most reasons begin with the rank's own name.
                 if reason.starts_with(&format!("rank {rank}")) {
@@ -240,10 +374,10 @@ impl Supervisor {
                 }
             }
             (Some(cause @ CommError::PeerLost { rank, .. }), _) => {
-                let status = statuses().find(|(other, _)| other == rank).and_then(|(_, s)| s);
-                let status =
-                    status.map_or(String::new(), |status| format!(" (it {})", how(status)));
-                format!("{cause}{status}")
+                let ended = statuses().find(|(other, _)| other == rank);
+                let ended = ended.and_then(|(_, ended)| ended.as_ref());
+                let ended = ended.map_or(String::new(), |ended| format!(" (it {})", ended.how));
+                format!("{cause}{ended}")
             }
             (Some(cause), _) => cause.to_string(),
         };
@@ -256,14 +390,8 @@ impl Supervisor {
                 directory.join("flight-*.txt").display()
             ),
         };
-        Err(End::Failed(RankFailure { cause, hint, self_reported: said_itself, wrong_input }))
-    }
-}
-
-fn how(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("ended with status {code}"),
-        (None, Some(signal)) => format!("was ended by signal {signal}"),
-        (None, None) => format!("ended: {status}"),
+        let self_reported = matches!(self.cause, Some(CommError::Failed { .. }));
+        let lost_host = self.ranks.lost_host().is_some();
+        Err(End::Failed(RankFailure { cause, hint, self_reported, wrong_input, lost_host }))
     }
 }

@@ -60,9 +60,14 @@ pub(super) fn meeting(env: &RankEnv, launch: &Launch, world: u32) -> Result<Meet
             env.rank
         )));
     };
-    let rendezvous = resolve(address, port, by).ok_or_else(|| {
+    let rendezvous = resolve(address, port).ok_or_else(|| {
         wrong(format!("rank 0 is to be on '{address}', which is not a host that can be found"))
     })?;
+    let rendezvous = match rendezvous.ip().is_loopback() && is_own_name(address) {
+        // Debian gives a host's own name to the loopback, where other hosts find nobody.
+        true => SocketAddr::new(own_address(launch).unwrap_or(rendezvous.ip()), port),
+        false => rendezvous,
+    };
     if let Some(secret) = launch.secret.clone() {
         return Ok(Meeting { rendezvous, secret, secret_file: None });
     }
@@ -83,7 +88,7 @@ fn by_mpi(mpi: &Mpi, env: &RankEnv, launch: &Launch, world: u32) -> Result<Meeti
             let one_host = env.local_world == Some(world);
             let address = match (&env.address, launch.bind) {
                 (Some(address), _) => {
-                    let found = resolve(address, 0, env.launcher).map(|found| found.ip());
+                    let found = resolve(address, 0).map(|found| found.ip());
                     found.ok_or_else(|| {
                         format!("MASTER_ADDR is '{address}', which cannot be found")
                     })?
@@ -110,6 +115,19 @@ fn by_mpi(mpi: &Mpi, env: &RankEnv, launch: &Launch, world: u32) -> Result<Meeti
     Ok(Meeting { rendezvous, secret, secret_file: None })
 }
 
+/// Address of this host for others, as the user names it or else as it is likely.
+fn own_address(launch: &Launch) -> Option<IpAddr> {
+    launch.bind.filter(|bind| !bind.is_unspecified()).or_else(|| host_address().ok())
+}
+
+/// Returns true if a name is that of this host, with or without its domain.
+fn is_own_name(name: &str) -> bool {
+    let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let is_address = name.parse::<IpAddr>().is_ok();
+    !is_address && !name.eq_ignore_ascii_case("localhost") && short(name) == short(&own)
+}
+
 /// A port of this host that is free now.
 fn free_port(address: IpAddr) -> Result<u16, String> {
     let listener = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
@@ -121,16 +139,14 @@ fn free_port(address: IpAddr) -> Result<u16, String> {
 }
 
 /// Address of a host. Slurm knows addresses of nodes whose names no other service knows.
-pub(super) fn resolve(host: &str, port: u16, launcher: &str) -> Option<SocketAddr> {
+pub(super) fn resolve(host: &str, port: u16) -> Option<SocketAddr> {
     let by_name = |host: &str| {
         let mut found: Vec<_> = (host, port).to_socket_addrs().ok()?.collect();
         found.sort_by_key(SocketAddr::is_ipv6);
         found.first().copied()
     };
     by_name(host).or_else(|| {
-        if launcher != "Slurm" {
-            return None;
-        }
+        std::env::var_os("SLURM_JOB_ID")?;
         let told =
             Command::new("scontrol").args(["show", "node", "--oneliner", host]).output().ok()?;
         let told = String::from_utf8_lossy(&told.stdout).into_owned();
@@ -181,8 +197,16 @@ mod tests {
     }
 
     #[test]
+    fn a_host_knows_its_name() {
+        let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        assert!(is_own_name(&own) || own == "localhost");
+        assert!(!is_own_name("localhost") && !is_own_name("127.0.1.1"));
+        assert!(!is_own_name(&format!("not-{own}")));
+    }
+
+    #[test]
     fn hosts_are_found_by_name() {
-        assert!(resolve("localhost", 7, "torchrun").unwrap().ip().is_loopback());
-        assert_eq!(resolve("no such host", 7, "torchrun"), None);
+        assert!(resolve("localhost", 7).unwrap().ip().is_loopback());
+        assert_eq!(resolve("no such host", 7), None);
     }
 }

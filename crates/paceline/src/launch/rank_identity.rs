@@ -14,6 +14,8 @@ pub(crate) const RANK: &str = "PACELINE_RANK";
 pub(super) const WORLD: &str = "PACELINE_WORLD";
 pub(super) const LOCAL_RANK: &str = "PACELINE_LOCAL_RANK";
 pub(super) const LOCAL_WORLD: &str = "PACELINE_LOCAL_WORLD";
+/// Process of the agent that has started a rank.
+pub(crate) const AGENT: &str = "PACELINE_AGENT";
 pub(super) const BIND: &str = "PACELINE_BIND";
 pub(super) const RENDEZVOUS: &str = "PACELINE_RENDEZVOUS";
 pub(super) const RUN: &str = "PACELINE_RUN";

@@ -1,6 +1,7 @@
 //! A process that runs one rank.
 
 use super::RankIdentity;
+use super::rank_identity::AGENT;
 use crate::failure::Failure;
 use crate::flags::{Launch, Training};
 use anyhow::anyhow;
@@ -15,6 +16,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+
+/// Beginning of the line in which a rank tells its agent why it failed.
+pub(super) const CAUSE: &str = "failed: ";
 
 /// A rank with its transport.
 pub(crate) struct RankProcess {
@@ -68,14 +72,15 @@ pub(crate) fn connect_by(options: &ProcessOptions) -> Result<Box<dyn Transport>,
 }
 
 impl RankIdentity {
-    /// Pins a rank started by `paceline` itself to its share of the machine's cores. No two ranks
+    /// Pins a rank that a launcher or an agent of ours started to its share of the machine's cores. No two ranks
     /// then wait for the same core while another is idle. A rank with more threads than its share
     /// has cores is left to the scheduler. So is a rank of another launcher: that launcher binds
     /// it, or was configured not to.
     pub(crate) fn keep_to_cores(&self, threads: NonZeroUsize, cores: usize) -> bool {
         let here = self.local_world.unwrap_or(self.world);
         let fits = threads.get().saturating_mul(here as usize) <= cores;
-        self.launched.is_some() && fits && affinity::pin_to_share(self.local_rank, here)
+        let ours = self.launched.is_some() || std::env::var_os(AGENT).is_some();
+        ours && fits && affinity::pin_to_share(self.local_rank, here)
     }
 
     /// The error with what else the user should look at.
@@ -94,8 +99,15 @@ impl RankIdentity {
     /// The failure of this process after a failed run; the launcher, if any, reports the cause.
     pub(crate) fn failed(&self, error: anyhow::Error) -> Failure {
         match self.launched {
-            Some(_) => Failure::Reported,
-            None => Failure::Run(error),
+            Some(_) => {
+                if std::env::var_os(AGENT).is_some() {
+                    // For the rank's log.
+                    eprintln!("{CAUSE}{error}");
+                }
+                Failure::Reported
+            }
+            // Its text already contains its cause.
+            None => Failure::Run(anyhow!("{error}")),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! restarted run therefore ends with the same bits as an uninterrupted one.
 
 use super::expert_buffers::LargerBuffers;
+use super::fleet::Fleet;
 use super::launcher::{Attempt, End, attempt};
 use super::layout::Layout;
 use super::rank_identity::{EXPERT_BUFFERS, LAYOUT, RANK, RESUME};
@@ -15,6 +16,7 @@ use crate::output::{Journal, Output, RestartRecord, RunDir, Second, StopRequest}
 use anyhow::anyhow;
 use paceline_exec::checkpoint::Checkpoint;
 use serde::Serialize;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// A run that the launcher supervises until its end.
@@ -31,6 +33,8 @@ pub(crate) struct SupervisedRun<'a> {
     pub resume: Option<&'a Checkpoint>,
     /// Number of iterations of the whole run.
     pub iterations: u32,
+    /// Agents that start the ranks, if they run on several hosts.
+    pub fleet: Option<&'a RefCell<Fleet>>,
     /// Returns the largest layout for at most the given ranks, and the number of ranks it uses.
     pub replan: &'a dyn Fn(u32) -> Option<(Layout, u32)>,
 }
@@ -68,7 +72,7 @@ pub(crate) fn restart_state() -> Result<RestartState, Failure> {
 pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failure> {
     // Without a handler Ctrl-C ends the launcher; the ranks then lose the rendezvous server.
     let requests = StopRequest::listen(Second::Counts).unwrap_or_default();
-    let directory = RunDir::existing(run.directory);
+    let run_dir = RunDir::existing(run.directory);
     let recovery = run.launch.recovery;
     let (mut world, mut left) = (run.world, run.world);
     let mut from = run.resume.map_or(0, |resume| resume.state().iteration);
@@ -79,7 +83,8 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
     // Left by a run that was killed.
     LargerBuffers::take(run.directory);
     loop {
-        let started = Attempt { world, launch: run.launch, directory: run.directory };
+        let (launch, directory, fleet) = (run.launch, run.directory, run.fleet);
+        let started = Attempt { world, launch, directory, fleet };
         let ended = attempt(&started, &carried, &requests);
         if let (Err(End::Failed(_)), Some(larger)) = (&ended, LargerBuffers::take(run.directory))
             && !requests.is_made()
@@ -88,7 +93,7 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
             carried.expert_buffer_factor = Some(larger.factor);
             from = rewind(run, &mut carried, from, output);
             let record = RestartRecord { after: from, cause: larger.cause() };
-            Journal::note_restart(&directory, record)?;
+            Journal::note_restart(&run_dir, record)?;
             larger.report(from, output);
             continue;
         }
@@ -111,9 +116,31 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
         if restart > recovery.most {
             return Err(end(&format!("\nafter {} restarts", recovery.most)));
         }
-        // A rank that reported its own failure is not lost.
-        if recovery.elastic && !fall.self_reported {
-            left -= 1;
+        let shortage = match run.fleet {
+            Some(fleet) => {
+                let mut fleet = fleet.borrow_mut();
+                if fall.lost_host {
+                    // It takes a while to find out that a host does not answer.
+                    output.note(&format!("failed: {}", fall.cause));
+                }
+                fleet.revive()?;
+                if fall.lost_host {
+                    left = left.min(fleet.capacity());
+                }
+                fleet.shortage(world)
+            }
+            None => None,
+        };
+        // Ranks of a host whose agent could be started again are not lost, nor is a rank that reported
+        // its own failure.
+        let lost = if fall.lost_host { shortage.is_some() } else { !fall.self_reported };
+        if let Some(shortage) = shortage.filter(|_| !recovery.elastic) {
+            return Err(end(&format!("\n{shortage}; --elastic goes on with fewer ranks")));
+        }
+        if recovery.elastic && lost {
+            if !fall.lost_host {
+                left -= 1;
+            }
             let Some((layout, ranks)) = (run.replan)(left) else {
                 return Err(end(&format!("\nthe {left} ranks that are left can form no layout")));
             };
@@ -121,10 +148,7 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
         }
         from = rewind(run, &mut carried, from, output);
         tracing::info!(target: "launch", restart, world, from, cause = %fall.cause, "restarting");
-        Journal::note_restart(
-            &directory,
-            RestartRecord { after: from, cause: fall.cause.clone() },
-        )?;
+        Journal::note_restart(&run_dir, RestartRecord { after: from, cause: fall.cause.clone() })?;
         report(
             &Restart { restart, from, world, left, fall: &fall.cause, carried: &carried },
             output,

@@ -12,13 +12,17 @@ use crate::flags::{
 use crate::launch;
 use anyhow::{Context, anyhow};
 use clap::Args;
-use paceline_comm::measure::{bus_factor, least_traffic, measure};
+use paceline_comm::measure::{bus_factor, least_traffic, measure, measure_native};
+use paceline_comm::native::NativeWorld;
+use paceline_comm::native::mpi::MpiWorld;
 use paceline_comm::process::{ProcessOptions, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::{
     CollectiveSpec, CommError, Secret, Transport, TransportKind, Vector, affinity, thread,
 };
-use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder, resolve};
+use paceline_plan::collective::{
+    Algorithm, CollectiveKind, Library, Reduction, SummationOrder, resolve,
+};
 use paceline_plan::ids::Rank;
 use serde::Serialize;
 use std::fmt::Write;
@@ -61,6 +65,10 @@ pub(crate) struct Flags {
     /// Summation order: canonical (fixed) or free (the cheapest) [default: free]
     #[arg(long, value_name = "canonical|free", help_heading = "Collectives")]
     order: Option<String>,
+    /// Library that carries out the collectives: mpi, if mpirun has started the ranks, or none
+    /// [default: none]
+    #[arg(long, value_name = "LIBRARY", help_heading = "Collectives")]
+    library: Option<String>,
     /// Milliseconds to spend on each line of the table [default: 300]
     #[arg(long, value_name = "MS", allow_negative_numbers = true, help_heading = "Collectives")]
     budget: Option<String>,
@@ -206,6 +214,7 @@ fn check(flags: &Flags, origins: Origins) -> Result<Request, Failure> {
     let launch = LaunchFlags {
         launch,
         transport: mpi,
+        library: flags.library.clone(),
         bind,
         interface,
         secret_file,
@@ -342,6 +351,13 @@ fn go_through(
     let (me, world) = (transport.rank(), transport.world());
     let largest = request.sizes.iter().copied().max().unwrap_or(0);
     let mut vector = Vector::new(transport, largest, !request.private)?;
+    let mut by_mpi = match (request.launch.library, paceline_comm::mpi::joined()) {
+        (Some(Library::Mpi), Some(mpi)) => {
+            let all: Vec<Rank> = (0..world).map(Rank).collect();
+            MpiWorld::new(mpi).group(&all)?
+        }
+        _ => None,
+    };
     let mut sequence = 0;
     for &kind in &request.ops {
         let algorithms = match request.algorithms.as_slice() {
@@ -356,9 +372,10 @@ fn go_through(
             // A barrier has no size.
             let sizes = if kind == CollectiveKind::Barrier { &[0][..] } else { &request.sizes };
             for &size in sizes {
+                let equal = by_mpi.is_some() || kind == CollectiveKind::AllToAll;
                 let size = match kind {
-                    CollectiveKind::AllToAll => size / 4 / world as usize * 4 * world as usize,
                     CollectiveKind::Barrier => 0,
+                    _ if equal => size / 4 / world as usize * 4 * world as usize,
                     _ => size,
                 };
                 let (order, reduction) = (request.order, Reduction::Sum);
@@ -366,8 +383,12 @@ fn go_through(
                 let mut output = if kind.has_output() { vec![0; size] } else { Vec::new() };
                 let output = kind.has_output().then_some(&mut output[..]);
                 let settings = (sequence, request.budget, TIMEOUT);
-                let measured =
-                    vector.with(|v| measure(transport, &spec, &mut v[..size], output, settings))?;
+                let measured = vector.with(|v| match &mut by_mpi {
+                    Some(group) => {
+                        measure_native(transport, group, &spec, &mut v[..size], output, settings)
+                    }
+                    None => measure(transport, &spec, &mut v[..size], output, settings),
+                })?;
                 sequence += 8;
                 if measured.wrong > 0 {
                     let reason = format!("{} elements of {kind} are wrong", measured.wrong);
@@ -383,7 +404,10 @@ fn go_through(
                         &Record {
                             op: kind.name(),
                             transport: via.name(),
-                            algorithm: algorithm.to_string(),
+                            algorithm: match &by_mpi {
+                                Some(_) => Library::Mpi.to_string(),
+                                None => algorithm.to_string(),
+                            },
                             ranks: world,
                             bytes: size as u64,
                             median_us: seconds * 1e6,

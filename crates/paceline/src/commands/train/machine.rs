@@ -26,7 +26,10 @@ pub(super) fn shm_domain(launch: &Launch, strategy: &StrategyFlags) -> Option<u6
     match (launch.transport, launch.by) {
         (TransportKind::Thread | TransportKind::Tcp | TransportKind::Mpi, _) => None,
         _ if threads => None,
-        (TransportKind::Auto | TransportKind::Shm, LaunchMode::Local) => Some(u64::MAX),
+        (TransportKind::Auto | TransportKind::Shm, LaunchMode::Local) => {
+            // Ranks of one host still reach each other through shared memory, message by message.
+            (!launch.spread || launch.env.is_some()).then_some(u64::MAX)
+        }
         (TransportKind::Auto | TransportKind::Shm, LaunchMode::Environment) => {
             let found = launch.env.as_ref()?;
             let whole = |local: &u32| found.world.is_some_and(|all| all.is_multiple_of(*local));
@@ -53,6 +56,10 @@ pub(super) fn can_learn(
 
 /// Reports a plan that does not fit this machine; trying it could bring the machine down.
 pub(super) fn can_start(plan: &Plan, launch: &Launch, problems: &mut Problems) {
+    if launch.spread {
+        // Every rank checks what it needs on its own host.
+        return;
+    }
     let ranks = plan.mesh.world();
     if ranks > MOST_RANKS {
         problems

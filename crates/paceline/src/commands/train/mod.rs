@@ -22,7 +22,7 @@ use crate::flags::{
     DataFlags, Defaults, Launch, LaunchFlags, MODEL, Origins, Problems, Request, SETTINGS,
     SavePolicy, StrategyFlags, TOKENIZER, Training, TrainingFlags,
 };
-use crate::launch::{self, Layout, RankIdentity, RankProcess};
+use crate::launch::{self, Fleet, Layout, RankIdentity, RankProcess};
 use crate::output::{
     self, IterationRecord, Journal, Output, RunDir, RunRecord, Second, StopRequest,
 };
@@ -48,6 +48,7 @@ use paceline_plan::units::Seconds;
 use paceline_sim::cluster::{Cluster, IndexRange, Selector as Somewhere, Straggler};
 use scratch::Scratch;
 use settings::Settings;
+use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,7 +64,7 @@ use throughput::Throughput;
 /// simulated trace, both combined for Perfetto (trace.json), and report.html.
 ///
 /// Ctrl-C finishes the iteration, writes everything and exits with status 0; a second Ctrl-C exits
-/// at once. SIGTERM and SIGHUP do the same and exit with status 143 and 129.
+/// at once. SIGTERM, SIGHUP and SIGUSR1 do the same and exit with status 143, 129 and 138.
 ///
 /// With --vary, runs once for each value of a flag, and reports the loss and the loss on held-out
 /// samples. Such runs are threads of this process, and leave no files.
@@ -134,6 +135,32 @@ const MEASURED: u32 = 20;
 
 /// Checks the flags and runs the job.
 pub(crate) fn start(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<(), Failure> {
+    start_on(flags, (purpose, origins), &|_| Ok(None))
+}
+
+/// Number of ranks of a job that other hosts run.
+pub(super) fn ranks_of(flags: &Flags, origins: Origins) -> Result<u32, Failure> {
+    let mut job = flags.job.clone();
+    job.launch.spread = true;
+    Ok(prepare(&job, Purpose::Train, origins)?.plan.mesh.world())
+}
+
+/// Checks the flags, and runs the job on the hosts that `hosts` prepares for its number of ranks.
+pub(super) fn train_on(
+    flags: &Flags,
+    origins: Origins,
+    hosts: &dyn Fn(&Launch) -> Result<Fleet, Failure>,
+) -> Result<(), Failure> {
+    let mut job = flags.job.clone();
+    job.launch.spread = true;
+    start_on(&job, (Purpose::Train, origins), &|launch| hosts(launch).map(Some))
+}
+
+fn start_on(
+    flags: &JobFlags,
+    (purpose, origins): (Purpose, Origins),
+    hosts: &dyn Fn(&Launch) -> Result<Option<Fleet>, Failure>,
+) -> Result<(), Failure> {
     let mut job = prepare(flags, purpose, origins)?;
     let scratch = match (purpose, &job.training.out) {
         (Purpose::Measure, None) => Some(Scratch::new()?),
@@ -142,6 +169,7 @@ pub(crate) fn start(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Res
     if let Some(scratch) = &scratch {
         job.training.out = Some(scratch.path().to_owned());
     }
+    job.fleet = hosts(&job.launch)?.map(RefCell::new);
     job.run(&flags.common.output())
 }
 
@@ -214,6 +242,8 @@ struct Job {
     settings: Settings,
     /// Requests to stop, once the run listens for them.
     interrupted: Option<StopRequest>,
+    /// Agents of the hosts that run the ranks, if this machine does not.
+    fleet: Option<RefCell<Fleet>>,
 }
 
 impl Job {
@@ -311,6 +341,7 @@ impl Job {
             asked,
             settings: Settings::default(),
             interrupted: None,
+            fleet: None,
         };
         job.select_measurements();
         Ok(job)
@@ -350,6 +381,7 @@ impl Job {
     fn run(mut self, output: &Output) -> Result<(), Failure> {
         let world = self.plan.mesh.world();
         let threads = match self.launch.transport {
+            _ if self.fleet.is_some() => false,
             TransportKind::Thread => true,
             TransportKind::Auto => world == 1 && self.launch.recovery.most == 0,
             TransportKind::Shm | TransportKind::Tcp | TransportKind::Mpi => false,
@@ -386,7 +418,10 @@ impl Job {
                 for left_out in self.keeping.left_out() {
                     output.note(&format!("warning: {left_out}"));
                 }
-                self.profile_machine(&directory);
+                match &self.fleet {
+                    Some(fleet) => self.check_hosts(fleet, directory.path())?,
+                    None => self.profile_machine(&directory),
+                }
                 Self::clear_scratch(&directory);
                 let scratch = Self::scratch_folder(directory.path());
                 let run = launch::SupervisedRun {
@@ -396,6 +431,7 @@ impl Job {
                     checkpoints: &[CheckpointOptions::folder(directory.path()), scratch],
                     resume: self.keeping.resume.as_deref(),
                     iterations: self.training.iterations,
+                    fleet: self.fleet.as_ref(),
                     replan: &|ranks| self.replan(ranks),
                 };
                 let before = core_migration_note(&self.cluster);
@@ -407,6 +443,22 @@ impl Job {
                 ended.map_err(|failure| self.with_remedy(failure, &directory))
             }
         }
+    }
+
+    /// Fails if the hosts have too little room for the ranks, other files, or no common directory for
+    /// checkpoints.
+    fn check_hosts(&self, fleet: &RefCell<Fleet>, directory: &Path) -> Result<(), Failure> {
+        let mut fleet = fleet.borrow_mut();
+        if let Some(shortage) = fleet.shortage(self.plan.mesh.world()) {
+            return Err(Failure::flag("--hosts", shortage));
+        }
+        let named = |argument: &String| {
+            let value = argument.split_once('=').map_or(argument.as_str(), |(_, value)| value);
+            Some(PathBuf::from(value)).filter(|path| path.is_file())
+        };
+        let files = fleet.arguments().iter().filter_map(named);
+        let files = files.map(|path| launch::file_fact(&path)).collect::<Result<_, _>>()?;
+        fleet.compare(files, (directory, self.keeping.saving != SavePolicy::Never))
     }
 
     /// The largest layout of the request on at most `ranks` ranks, and the number of ranks it uses.
@@ -426,7 +478,7 @@ impl Job {
     /// Runs a rank that reports to rank 0.
     fn run_follower(&self, mut member: RankProcess) -> Result<(), Failure> {
         // All ranks of a job may get a signal; rank 0 heeds it for all of them.
-        let request = StopRequest::listen(Second::Exits).unwrap_or_default();
+        let _requests = StopRequest::listen(Second::Exits);
         let options = self.options(&Arc::default(), Path::new(""));
         let followed = paceline_exec::run_process_rank(
             &self.plan,
@@ -441,7 +493,9 @@ impl Job {
             member.write_flight_record(&error.to_string(), self.training.out.as_ref());
             member.place.failed(error.into())
         })?;
-        if member.place.launched.is_some() { Ok(()) } else { request.status() }
+        // The status of the job is that of rank 0, which may still write files: a launcher must not end
+        // all ranks because of this one's.
+        Ok(())
     }
 
     /// Predicts, trains, writes the run's directory and prints the summary. All ranks are threads
