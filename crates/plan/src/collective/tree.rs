@@ -27,6 +27,7 @@
 use super::definition::{AlgorithmDef, Counted, Hints, Inner, Symmetric, WHOLE};
 use super::step::{Chunks, Combine, Step, StepList};
 use super::{CollectiveKind, Pattern, SummationOrder, has_steps, relative};
+use std::collections::BTreeMap;
 
 /// Entry in the table.
 pub(super) const DEF: AlgorithmDef = AlgorithmDef {
@@ -43,7 +44,8 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
         CollectiveKind::Reduce => reduce(p.ranks, me, p.root),
         _ => Vec::new(),
     },
-    counted: Counted::All,
+    counted: Counted::AllIfSmall,
+    edges: of_every_shape,
     inner: Inner { owned, ..AlgorithmDef::BASE.inner },
     hints: Hints { symmetric: Symmetric::None, ..AlgorithmDef::BASE.hints },
     ..AlgorithmDef::BASE
@@ -225,6 +227,75 @@ fn children(position: u32, nodes: u32) -> [Option<u32>; 2] {
     let left = (half > 0).then(|| position - half);
     let right = (0..height(position)).rev().map(|h| position + (1 << h)).find(|&c| c <= nodes);
     [left, right]
+}
+
+/// Place of a position in a tree of `nodes` positions: its height, that of its parent, the parent's
+/// side, and the heights of its children. Heights have 1 added; 0 means none.
+type Shape = [u32; 5];
+
+fn shape(position: u32, nodes: u32) -> Shape {
+    let over = |other: Option<u32>| other.map_or(0, |other| height(other) + 1);
+    let above = parent(position, nodes);
+    let [left, right] = children(position, nodes);
+    let side = u32::from(above > Some(position));
+    [height(position) + 1, over(above), side, over(left), over(right)]
+}
+
+/// Ranks of a group that have all the shapes of its ranks in both trees.
+///
+/// Ranks of one shape send and receive alike, in the same rounds, and differ by the distance of their
+/// peers only. So many of each are taken that all places within a host are among them, from both ends.
+fn of_every_shape(p: &Pattern) -> Vec<u32> {
+    /// Ranks of one shape, from each end.
+    const EACH: usize = 80;
+    let shapes = |me: u32| -> [Shape; 3] {
+        match (p.kind, p.order) {
+            (CollectiveKind::AllReduce, SummationOrder::Free) => {
+                let trees = TwoTrees { nodes: p.ranks, me: me + 1, chunks: 1 };
+                let [first, second] = [0, 1].map(|tree| shape(trees.within(tree, me + 1), p.ranks));
+                [first, second, Shape::default()]
+            }
+            (CollectiveKind::AllReduce, SummationOrder::Canonical) => {
+                let made = |half| {
+                    let made = Sums { ranks: p.ranks, half }.made_by(me);
+                    made.map_or(Shape::default(), |sum| shape(sum, p.ranks - 1))
+                };
+                // The halves of the first and of the last rank come from ranks of their own.
+                let sums = [0, 1].map(|half| Sums { ranks: p.ranks, half });
+                let feeds = |(sums, end): (&Sums, u32)| {
+                    u32::from(sums.made_by(end).is_none() && sums.feeder(end) == me)
+                };
+                let [first, second] = [0, 1].map(|half: usize| {
+                    feeds((&sums[half], 0)) + 2 * feeds((&sums[half], p.ranks - 1))
+                });
+                [made(0), made(1), [me % 2, first, second, 0, 0]]
+            }
+            _ => match relative(me, p.root, p.ranks) {
+                0 => [Shape::default(); 3],
+                place => {
+                    let trees = TwoTrees { nodes: p.ranks - 1, me: place, chunks: 1 };
+                    let within = |tree| shape(trees.within(tree, place), p.ranks - 1);
+                    [within(0), within(1), Shape::default()]
+                }
+            },
+        }
+    };
+    let mut ranks = Vec::new();
+    let mut take = |all: &mut dyn Iterator<Item = u32>| {
+        let mut taken: BTreeMap<[Shape; 3], usize> = BTreeMap::new();
+        for me in all {
+            let taken = taken.entry(shapes(me)).or_default();
+            if *taken < EACH {
+                *taken += 1;
+                ranks.push(me);
+            }
+        }
+    };
+    take(&mut (0..p.ranks));
+    take(&mut (0..p.ranks).rev());
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
 }
 
 /// One rank's view of two trees in which no rank is interior twice.

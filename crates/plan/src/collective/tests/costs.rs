@@ -336,9 +336,7 @@ fn the_busiest_ranks_stand_for_all() {
 fn few_ranks_stand_for_all_of_a_large_group() {
     for ranks in (9..=13).chain([24, 36]) {
         for pattern in patterns(ranks, ranks / 2) {
-            let irregular =
-                |p: &Pattern| matches!(p.algorithm(), Algorithm::HalvingDoubling | Algorithm::Tree);
-            if !irregular(&pattern) {
+            if pattern.algorithm() != Algorithm::HalvingDoubling {
                 let bytes = Bytes(1_000_003);
                 let few = Counts::of_ranks(&pattern, counts::at_edges(&pattern), bytes);
                 let all = Counts::of_ranks(&pattern, 0..ranks, bytes);
@@ -350,6 +348,27 @@ fn few_ranks_stand_for_all_of_a_large_group() {
                         && close(few.bytes_read_per_rank_max, all.bytes_read_per_rank_max),
                     "{pattern:?}: {few:?} for {all:?}"
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_of_every_shape_stand_for_all_of_large_trees() {
+    for ranks in [6000, 6145] {
+        for kind in [AllReduce, CollectiveKind::Broadcast, CollectiveKind::Reduce] {
+            for order in [SummationOrder::Free, SummationOrder::Canonical] {
+                let Ok(pattern) = Pattern::new(kind, Algorithm::Tree, order, ranks, ranks / 3)
+                else {
+                    continue;
+                };
+                let (bytes, stand) = (Bytes(1_000_003), counts::at_edges(&pattern));
+                assert!(stand.len() < ranks as usize, "{ranks}: {}", stand.len());
+                let [few, all] = [
+                    Counts::of_ranks(&pattern, stand, bytes),
+                    Counts::of_ranks(&pattern, 0..ranks, bytes),
+                ];
+                assert_eq!(few, all, "{pattern:?}");
             }
         }
     }
