@@ -5,6 +5,7 @@ mod clicks;
 mod common;
 mod compression;
 mod experts;
+mod families;
 mod hogwild;
 mod images;
 mod layouts;

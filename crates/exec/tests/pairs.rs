@@ -6,8 +6,8 @@
 
 use crate::common::wires::{fabric, train_over};
 use crate::common::{
-    bits, dropless_moe, further, latent_moe, options, strategy, tiny_dlrm, tiny_gpt, tiny_llama,
-    tiny_moe, tiny_resnet,
+    bits, dropless_moe, further, latent_moe, options, strategy, tiny_dlrm, tiny_gemma3, tiny_gpt,
+    tiny_gpt_oss, tiny_llama, tiny_moe, tiny_qwen3, tiny_resnet,
 };
 use paceline_exec::{Device, Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
@@ -42,6 +42,9 @@ const FEATURES: &[Feature] = &[
             "moe dropless",
             "moe latent",
             "dlrm",
+            "qwen3",
+            "gemma3",
+            "gpt-oss",
         ],
     ),
     ("dp", &["1", "2", "4", "8"]),
@@ -141,6 +144,9 @@ fn case(row: &Row) -> Case {
         "moe latent" => latent_moe(),
         "llama mtp" => further(&tiny_llama(), 1, false),
         "dlrm" => tiny_dlrm(),
+        "qwen3" => tiny_qwen3(),
+        "gemma3" => tiny_gemma3(),
+        "gpt-oss" => tiny_gpt_oss(),
         _ => tiny_llama(),
     };
     let (compress, warm_up) = match read("compress").split_once(" after ") {
@@ -339,7 +345,9 @@ fn plain(model: &Model, strategy: &Strategy) -> Strategy {
     let one = match model.body() {
         // Rows of sharded tables have one sum over all samples, whatever the leaves.
         Body::Clicks(_) => crate::common::strategy(SAMPLES, SAMPLES, 1),
-        Body::Tokens {} | Body::Images(_) => crate::common::strategy(SAMPLES, micro_batch, leaves),
+        Body::Tokens {} | Body::Decoder { .. } | Body::Images(_) => {
+            crate::common::strategy(SAMPLES, micro_batch, leaves)
+        }
     };
     let one = Strategy { dtype, grad_dtype, optimizer, seq, expert_buffer_factor: 4.0, ..one };
     let &Strategy { dp, pp, schedule, local, order, sync_batch_norm, .. } = strategy;
@@ -467,15 +475,22 @@ type Choices = (&'static str, &'static [&'static str]);
 /// Pairs of choices that cannot be combined, each with the reason.
 const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (
-        ("model", &["gpt2 tied", "gpt2", "llama", "llama mtp", "resnet", "dlrm"]),
+        (
+            "model",
+            &["gpt2 tied", "gpt2", "llama", "llama mtp", "resnet", "dlrm", "qwen3", "gemma3"],
+        ),
         ("ep", &["2"]),
         "they have no experts",
     ),
     (
-        ("model", &["gpt2 tied", "gpt2", "llama", "llama mtp", "resnet", "dlrm"]),
+        (
+            "model",
+            &["gpt2 tied", "gpt2", "llama", "llama mtp", "resnet", "dlrm", "qwen3", "gemma3"],
+        ),
         ("etp", &["2"]),
         "they have no experts",
     ),
+    (("model", &["gpt-oss"]), ("etp", &["2"]), "the biases of experts are not cut"),
     (SERVED, ("etp", &["2"]), "they serve whole replicas"),
     (LOSSY, ("etp", &["2"]), "experts have gradients among themselves"),
     (APART, ("etp", &["2"]), "needs whole replicas"),
@@ -500,6 +515,9 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
                 "moe dropless",
                 "moe latent",
                 "dlrm",
+                "qwen3",
+                "gemma3",
+                "gpt-oss",
             ],
         ),
         "they normalise tokens",
@@ -517,6 +535,7 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("optimizer", &["lamb", "lars"]), UNWAITING, "lengths are of one moment"),
     (("optimizer", &["lamb", "lars"]), APART, "lengths are of all replicas"),
     (("model", &["moe"]), UNFLUSHED, "dropped tokens are those of an iteration"),
+    (("model", &["gemma3", "gpt-oss"]), ("cp", &["2"]), "the ring knows no windows"),
     (SERVED, ("ep", &["2"]), "they serve whole replicas"),
     (LOSSY, ("ep", &["2"]), "experts have gradients among themselves"),
     (APART, ("ep", &["2"]), "needs whole replicas"),

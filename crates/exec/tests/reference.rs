@@ -126,6 +126,7 @@ fn activated(model: &Model, up: Rows) -> Rows {
         Activation::SwiGlu => up.iter().map(|row| swiglu(row)).collect(),
         Activation::Relu => each(up, |v| v.max(0.0)),
         Activation::SquaredRelu => each(up, |v| v.max(0.0).powi(2)),
+        other => unreachable!("the models here have no {other}"),
     }
 }
 

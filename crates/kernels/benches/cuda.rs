@@ -986,7 +986,7 @@ fn check_heads(bench: &mut Bench) {
     let pool = paceline_kernels::pool::Pool::single();
     let (batch, seq, heads, kv_heads, dim) = (2usize, 9usize, 4usize, 2usize, 48usize);
     let rows = batch * seq;
-    let shape = head_norm::Shape { heads, kv_heads, head_dim: dim };
+    let shape = head_norm::Shape { heads, kv_heads, head_dim: dim, least: 0.0, whole: false };
     let n = rows * shape.width();
     let (x, dy) = (tensor("x", F32, n, 1.0), tensor("dy", F32, n, 1.0));
     let gains = [tensor("gain q", F32, dim, 1.0), tensor("gain k", F32, dim, 1.0)];
@@ -1052,7 +1052,15 @@ fn check_heads(bench: &mut Bench) {
             .collect()
     };
     let positions: Vec<u32> = (0..seq as u32).collect();
-    let rotation = rope::Rotation { heads, kv_heads, head_dim: dim, theta: 10000.0 };
+    let rotation = rope::Rotation {
+        heads,
+        kv_heads,
+        head_dim: dim,
+        theta: 10000.0,
+        dims: 0,
+        magnitude: 1.0,
+        frequencies: &[],
+    };
     rope::forward(rotation, &positions, &x, &mut y);
     let turn = bench.put(F32, &table(dim, 10000.0));
     let args = [
@@ -1073,7 +1081,15 @@ fn check_heads(bench: &mut Bench) {
     bench.run(Source::Elementwise, F32, "rope", Grid::over(n as u64), &back);
     report("rope back", error(&bench.get(F32, xa, n), &x), 1e-6);
     // Latent attention.
-    let shape = latent::Shape { heads, head_dim: 24, rope: 8, v_dim: 12, theta: 10000.0 };
+    let shape = latent::Shape {
+        heads,
+        head_dim: 24,
+        rope: 8,
+        v_dim: 12,
+        theta: 10000.0,
+        magnitude: 1.0,
+        frequencies: &[],
+    };
     let (width, own) = (shape.width(), heads * (24 - 8 + 12));
     let (q, kv, turned) = (
         tensor("q", F32, rows * width, 1.0),
@@ -1494,6 +1510,8 @@ fn main() {
             groups: 1,
             kept_groups: 1,
             parts: 1,
+            raw: false,
+            best_of_group: false,
         };
         check_experts(&mut bench, routing, false);
         check_experts(&mut bench, route::Routing { topk: 1, ..routing }, false);

@@ -4,7 +4,7 @@
 //! from the saved input of the forward pass.
 
 use crate::instruction_set::vectorised;
-use crate::math::sigmoid;
+use crate::math::{exp_f64, normal_distribution, sigmoid};
 use crate::shape::expect_len;
 use crate::{Element, Rows};
 
@@ -80,6 +80,107 @@ pub fn gelu_tanh_input_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T]) {
 fn gelu_tanh(x: f32) -> (f32, f32) {
     let s = sigmoid(TWICE_ROOT * (x + CUBIC * (x * x * x)));
     (x * s, s + x * (s * (1.0 - s)) * (TWICE_ROOT * (1.0 + 3.0 * CUBIC * (x * x))))
+}
+
+/// GELU by the error function (Hendrycks and Gimpel, 2016): `y = x` times the normal distribution
+/// function of x.
+pub fn gelu_erf_forward<T: Element>(x: &[T], y: &mut [T]) {
+    map(
+        x,
+        y,
+        #[inline(always)]
+        |x| gelu_erf(x).0,
+    );
+}
+
+/// Input gradient of [`gelu_erf_forward`].
+pub fn gelu_erf_input_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T]) {
+    map_gradient(
+        dy,
+        x,
+        dx,
+        #[inline(always)]
+        |x| gelu_erf(x).1,
+    );
+}
+
+/// Value and slope of GELU by the error function.
+#[inline(always)]
+fn gelu_erf(x: f32) -> (f32, f32) {
+    const DENSITY: f64 = 0.398_942_280_401_432_7;
+    let x = f64::from(x);
+    let share = normal_distribution(x);
+    ((x * share) as f32, (share + x * DENSITY * exp_f64(-0.5 * x * x)) as f32)
+}
+
+/// Gated GELU with [`gelu_erf_forward`]'s GELU.
+pub fn geglu_erf_forward<T: Element>(shape: Rows, x: &[T], y: &mut [T]) {
+    gated(
+        shape,
+        x,
+        y,
+        #[inline(always)]
+        |gate| gelu_erf(gate).0,
+    );
+}
+
+/// Input gradient of [`geglu_erf_forward`], laid out as that input: `[dgate | dup]`.
+pub fn geglu_erf_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mut [T]) {
+    gated_gradient(shape, (dy, x), dx, gelu_erf);
+}
+
+/// Bound of gate and up, and steepness of the gate, in gpt-oss.
+const CLAMP: (f32, f32) = (7.0, 1.702);
+
+/// The clamped SwiGLU of gpt-oss: a row of `x` is `[gate | up]`, and `y = gate * sigmoid(1.702
+/// gate) * (up + 1)` with gate at most 7 and up within ±7.
+pub fn clamped_swiglu_forward<T: Element>(shape: Rows, x: &[T], y: &mut [T]) {
+    let Rows { rows, width } = shape;
+    expect_len("x", x.len(), &[rows, 2, width]);
+    expect_len("y", y.len(), &[rows, width]);
+    let (bound, steep) = CLAMP;
+    vectorised(
+        #[inline(always)]
+        || {
+            for row in 0..rows {
+                let (gate, up) = x[2 * row * width..][..2 * width].split_at(width);
+                for (y, (gate, up)) in y[shape.range(row)].iter_mut().zip(gate.iter().zip(up)) {
+                    let gate = gate.widen().min(bound);
+                    let up = up.widen().clamp(-bound, bound);
+                    *y = T::narrow(gate * sigmoid(steep * gate) * (up + 1.0));
+                }
+            }
+        },
+    );
+}
+
+/// Input gradient of [`clamped_swiglu_forward`], laid out as that input: `[dgate | dup]`.
+pub fn clamped_swiglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mut [T]) {
+    let Rows { rows, width } = shape;
+    expect_len("dy", dy.len(), &[rows, width]);
+    expect_len("x", x.len(), &[rows, 2, width]);
+    expect_len("dx", dx.len(), &[rows, 2, width]);
+    let (bound, steep) = CLAMP;
+    vectorised(
+        #[inline(always)]
+        || {
+            for row in 0..rows {
+                let both = 2 * row * width..2 * (row + 1) * width;
+                let (gates, ups) = x[both.clone()].split_at(width);
+                let (dgate, dup) = dx[both].split_at_mut(width);
+                let inputs = dy[shape.range(row)].iter().zip(gates.iter().zip(ups));
+                for ((dgate, dup), (dy, (gate, up))) in dgate.iter_mut().zip(dup).zip(inputs) {
+                    let (dy, gate, up) = (dy.widen(), gate.widen(), up.widen());
+                    let (low, mid) = (gate.min(bound), up.clamp(-bound, bound));
+                    let s = sigmoid(steep * low);
+                    let slope = s + low * steep * (s * (1.0 - s));
+                    let through = if gate <= bound { slope } else { 0.0 };
+                    *dgate = T::narrow(dy * (mid + 1.0) * through);
+                    *dup = T::narrow(if up == mid { dy * (low * s) } else { 0.0 });
+                }
+            }
+        },
+    );
 }
 
 /// SwiGLU (Shazeer, "GLU variants improve transformer", 2020, section 2):

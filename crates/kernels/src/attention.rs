@@ -7,21 +7,143 @@
 //! head exist at a time. The forward pass saves the logarithm of each softmax's denominator; the
 //! backward pass recomputes the scores from it (Dao, "FlashAttention-2", 2023, algorithm 2).
 //!
+//! [`Scores`] states what models add to that: other masks, bounded scores, biases by distance, and a
+//! learned score of no key per head (Xiao et al., arXiv 2309.17453, as in gpt-oss).
+//!
 //! Scores, sums and statistics are single precision. Operands of 16 bits are multiplied as they
 //! are; probabilities and the gradients of scores are rounded to their type before they are
 //! multiplied, on every processor.
 
 use crate::element::narrow;
 use crate::instruction_set::vectorised;
-use crate::math::{exp, ln_f64};
+use crate::math::{exp, ln_f64, tanh};
 use crate::matmul::{Operand, PackBuffer, Product};
 use crate::ordered_sum;
 use crate::pool::{Cut, Pool, Strips, strips};
 use crate::shape::expect_len;
 use crate::{Element, Write};
+use std::ops::Range;
+
+/// Keys that a query attends to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mask {
+    /// Its own and earlier ones.
+    #[default]
+    Causal,
+    /// The last so many, its own included.
+    Window(usize),
+    /// Its own and earlier ones of its chunk of so many tokens.
+    Chunk(usize),
+    /// All.
+    Full,
+}
+
+impl Mask {
+    /// Keys that a query attends to.
+    #[inline(always)]
+    pub fn keys(self, query: usize, seq: usize) -> Range<usize> {
+        match self {
+            Self::Causal => 0..query + 1,
+            Self::Window(window) => (query + 1).saturating_sub(window)..query + 1,
+            Self::Chunk(chunk) => query / chunk.max(1) * chunk..query + 1,
+            Self::Full => 0..seq,
+        }
+    }
+}
+
+/// Scores of attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// Keys that a query attends to.
+    pub mask: Mask,
+    /// Factor of the scores; 0 for `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Bound c of the scores, `c tanh(score / c)`; 0 for none.
+    pub softcap: f32,
+    /// Biases linear in the distance (Press et al., ALiBi, arXiv 2108.12409), if there are any.
+    pub alibi: Option<Alibi>,
+}
+
+/// Heads with biases linear in the distance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Alibi {
+    /// Number of heads of the model.
+    pub heads: usize,
+    /// Number of the first of these heads.
+    pub first: usize,
+    /// Factor of the biases.
+    pub scale: f32,
+}
+
+impl Alibi {
+    /// Slope of a head's biases: powers of `2^(-8/n)` for the first n heads, n a power of two, and
+    /// every second one of twice as many heads for the rest.
+    fn slope(self, head: usize) -> f32 {
+        let (head, whole) = (self.first + head, 1 << self.heads.max(1).ilog2());
+        let exponent = match head < whole {
+            true => 8.0 * (head + 1) as f64 / whole as f64,
+            false => 4.0 * (2 * (head - whole) + 1) as f64 / whole as f64,
+        };
+        self.scale * (-exponent).exp2() as f32
+    }
+}
+
+/// A query of one head.
+#[derive(Clone, Copy, Debug)]
+pub struct Query {
+    /// Number of the head.
+    pub head: usize,
+    /// Width of the head.
+    pub head_dim: usize,
+    /// Position of the token.
+    pub position: usize,
+}
+
+impl Scores {
+    /// Attention to all keys.
+    pub const FULL: Self = Self { mask: Mask::Full, scale: 0.0, softcap: 0.0, alibi: None };
+
+    /// Converts the products of a query with keys from `first` on to attention weights. `sink` is the
+    /// head's score of no key.
+    pub fn soften(&self, query: Query, first: usize, sink: Option<f32>, weights: &mut [f32]) {
+        let (scale, at) = (self.factor(query.head_dim), query.position as f32);
+        let slope = self.alibi.map_or(0.0, |alibi| alibi.slope(query.head));
+        for (key, weight) in (first..).zip(weights.iter_mut()) {
+            *weight = self.bounded(*weight * scale) + slope * (key as f32 - at);
+        }
+        let none = sink.unwrap_or(f32::NEG_INFINITY);
+        let most = weights.iter().copied().fold(none, f32::max);
+        weights.iter_mut().for_each(|weight| *weight = exp(*weight - most));
+        let sum = weights.iter().sum::<f32>() + sink.map_or(0.0, |sink| exp(sink - most));
+        weights.iter_mut().for_each(|weight| *weight /= sum);
+    }
+
+    /// Factor of the scores of heads of a width.
+    pub(crate) fn factor(&self, head_dim: usize) -> f32 {
+        if self.scale > 0.0 { self.scale } else { 1.0 / (head_dim as f32).sqrt() }
+    }
+
+    /// Returns true if scores are only scaled.
+    pub(crate) fn is_linear(&self) -> bool {
+        self.softcap == 0.0 && self.alibi.is_none()
+    }
+
+    /// A scaled score within its bound.
+    #[inline(always)]
+    pub(crate) fn bounded(&self, score: f32) -> f32 {
+        if self.softcap > 0.0 { self.softcap * tanh(score / self.softcap) } else { score }
+    }
+
+    /// Derivative of [`Self::bounded`] at its value.
+    #[inline(always)]
+    pub(crate) fn slope(&self, bounded: f32) -> f32 {
+        let share = if self.softcap > 0.0 { bounded / self.softcap } else { 0.0 };
+        1.0 - share * share
+    }
+}
 
 /// Sizes of an attention operator on one microbatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Number of sequences.
     pub batch: usize,
@@ -33,8 +155,8 @@ pub struct Shape {
     pub kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
-    /// True if a token attends only to itself and earlier tokens.
-    pub causal: bool,
+    /// Scores.
+    pub scores: Scores,
 }
 
 impl Shape {
@@ -71,7 +193,7 @@ impl Shape {
 
     /// Scale factor of the scores.
     fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
+        self.scores.factor(self.head_dim)
     }
 
     /// Number of query blocks per sequence.
@@ -81,18 +203,25 @@ impl Shape {
 
     /// Block of queries of one head, and its offsets in the tensors.
     fn block(self, sequence: usize, head: usize, index: usize) -> Block {
-        let Shape { seq, heads, kv_heads, head_dim, causal, .. } = self;
+        let Shape { seq, heads, kv_heads, head_dim, .. } = self;
         let first = index * BLOCK;
         let queries = BLOCK.min(seq - first);
         let kv_head = head / (heads / kv_heads);
         let start = sequence * seq * self.width();
+        let mask = self.scores.mask;
+        // The first query sees the earliest keys, the last one the latest.
+        let from = mask.keys(first, seq).start;
+        let to = mask.keys(first + queries - 1, seq).end;
+        let early = start + from * self.width();
         Block {
+            head,
             first,
             queries,
-            keys: if causal { first + queries } else { seq },
+            from,
+            keys: to - from,
             q: start + first * self.width() + head * head_dim,
-            k: start + (heads + kv_head) * head_dim,
-            v: start + (heads + kv_heads + kv_head) * head_dim,
+            k: early + (heads + kv_head) * head_dim,
+            v: early + (heads + kv_heads + kv_head) * head_dim,
             out: ((sequence * seq + first) * heads + head) * head_dim,
             lse: (sequence * heads + head) * seq + first,
         }
@@ -117,11 +246,12 @@ impl Shape {
 ///
 /// Saves `lse[batch, heads, seq]`, the logarithm of the sum of the exponentials of each query's
 /// scores. `workspace` has [`Shape::forward_workspace`] elements for each thread of the pool; its
-/// contents do not matter.
+/// contents do not matter. `sinks` has each head's score of no key, if there are any.
 pub fn forward<T: Element>(
     pool: &Pool,
     shape: Shape,
     qkv: &[T],
+    sinks: Option<&[T]>,
     out: &mut [T],
     lse: &mut [f32],
     workspace: &mut [f32],
@@ -146,7 +276,8 @@ pub fn forward<T: Element>(
             // SAFETY: the statistics of this block of this head are inside the slice, and no other
             // tile has the same.
             let lse = unsafe { lse.piece(block.lse..block.lse + queries) };
-            let sums = softmax_rows(&block, shape, scores, lse);
+            let sink = sinks.map(|sinks| sinks[block.head].widen());
+            let sums = softmax_rows(&block, shape, scores, sink, lse);
             Product { height: queries, width: head_dim, depth: keys }.compute_in(
                 room,
                 Operand::rows(rounded::<T>(scores, rest), keys),
@@ -198,6 +329,35 @@ pub fn backward<T: Element>(
     });
 }
 
+/// `dsinks (+)=` minus each head's sum over tokens of the softmax's share of no key times the
+/// gradient of that row, `dot(dout, out)`.
+pub fn sink_gradient<T: Element, G: Element>(
+    shape: Shape,
+    dout: &[T],
+    out: &[T],
+    lse: &[f32],
+    sinks: &[f32],
+    dsinks: &mut [G],
+    mode: Write,
+) {
+    let Shape { batch, seq, heads, head_dim, .. } = shape;
+    expect_len("dout", dout.len(), &[out.len()]);
+    expect_len("lse", lse.len(), &[batch, heads, seq]);
+    for (head, (sink, dsink)) in sinks.iter().zip(dsinks).enumerate() {
+        let mut sum = mode.start(*dsink);
+        for sequence in 0..batch {
+            for token in 0..seq {
+                let at = ((sequence * seq + token) * heads + head) * head_dim;
+                let row = at..at + head_dim;
+                let dot = ordered_sum::sum([&dout[row.clone()], &out[row]], |[d, o]| d * o);
+                let lse = lse[(sequence * heads + head) * seq + token];
+                sum -= exp(sink - lse) * dot;
+            }
+        }
+        *dsink = G::narrow(sum);
+    }
+}
+
 /// Inputs of the backward pass.
 #[derive(Clone, Copy)]
 struct Saved<'a, T> {
@@ -238,7 +398,10 @@ impl<T: Element> Saved<'_, T> {
                 narrow(values, part);
             }
         };
-        let mut places = (0, 0);
+        // Offsets of the first token's key and value.
+        let start = sequence * seq * width;
+        let of = |head: usize| start + (shape.heads + head) * head_dim;
+        let places = (of(kv_head), of(shape.kv_heads + kv_head));
         for head in kv_head * group..(kv_head + 1) * group {
             for index in 0..shape.blocks() {
                 let block = shape.block(sequence, head, index);
@@ -246,7 +409,7 @@ impl<T: Element> Saved<'_, T> {
                 let p = &mut probabilities[..queries * keys];
                 let ds = &mut gradients[..queries * keys];
                 let dout = &self.dout[block.out..];
-                places = (block.k, block.v);
+                let early = block.from * head_dim;
 
                 block.scores(room, shape, self.qkv, p);
                 Product { height: queries, width: keys, depth: head_dim }.compute_in(
@@ -268,7 +431,7 @@ impl<T: Element> Saved<'_, T> {
                         room,
                         Operand::transposed(by, keys),
                         Operand::rows(rows, apart),
-                        gradient,
+                        &mut gradient[early..],
                         head_dim,
                         Write::Accumulate,
                     );
@@ -324,12 +487,14 @@ pub(crate) fn for_each_in(
 /// is wasted on the masked half of the diagonal block.
 const BLOCK: usize = 64;
 
-/// Block of queries of one head. Queries `first..first + queries` of a sequence attend to keys up
-/// to `keys`; the other fields are offsets of its first element in the tensors.
+/// Block of queries of one head. Queries `first..first + queries` of a sequence attend to keys among
+/// `from..from + keys`; the other fields are offsets of its first element in the tensors.
 #[derive(Clone, Copy, Debug)]
 struct Block {
+    head: usize,
     first: usize,
     queries: usize,
+    from: usize,
     keys: usize,
     q: usize,
     k: usize,
@@ -357,29 +522,65 @@ impl Block {
         );
     }
 
-    /// Number of keys that the query in row `row` attends to.
+    /// Keys of the block that the query in row `row` attends to.
     #[inline(always)]
-    fn visible(&self, shape: Shape, row: usize) -> usize {
-        if shape.causal { self.first + row + 1 } else { self.keys }
+    fn visible(&self, shape: Shape, row: usize) -> Range<usize> {
+        let keys = shape.scores.mask.keys(self.first + row, shape.seq);
+        keys.start - self.from..keys.end - self.from
+    }
+
+    /// Bias of the first key of the block for the query in row `row`, and its growth per key.
+    #[inline(always)]
+    fn bias(&self, shape: Shape, row: usize) -> (f32, f32) {
+        match shape.scores.alibi {
+            Some(alibi) => {
+                let slope = alibi.slope(self.head);
+                (slope * (self.from as f32 - (self.first + row) as f32), slope)
+            }
+            None => (0.0, 0.0),
+        }
     }
 }
 
 /// Replaces scores by exponentials, writes the log-sum-exp of each row and returns the row sums.
 /// The output is divided by the sums instead of the scores, because it is narrower.
-fn softmax_rows(block: &Block, shape: Shape, scores: &mut [f32], lse: &mut [f32]) -> [f32; BLOCK] {
-    let scale = shape.scale();
+fn softmax_rows(
+    block: &Block,
+    shape: Shape,
+    scores: &mut [f32],
+    sink: Option<f32>,
+    lse: &mut [f32],
+) -> [f32; BLOCK] {
+    let (scale, rule) = (shape.scale(), shape.scores);
     let mut sums = [0.0; BLOCK];
     vectorised(
         #[inline(always)]
         || {
             for (row, (scores, lse)) in scores.chunks_exact_mut(block.keys).zip(lse).enumerate() {
-                let (seen, hidden) = scores.split_at_mut(block.visible(shape, row));
-                let max = ordered_sum::max(seen) * scale;
-                for score in seen.iter_mut() {
-                    *score = exp(*score * scale - max);
+                let visible = block.visible(shape, row);
+                let (seen, hidden) = scores.split_at_mut(visible.end);
+                let (early, seen) = seen.split_at_mut(visible.start);
+                let mut factor = scale;
+                if !rule.is_linear() {
+                    let (bias, growth) = block.bias(shape, row);
+                    for (key, score) in (visible.start..).zip(seen.iter_mut()) {
+                        *score = rule.bounded(*score * scale) + (bias + growth * key as f32);
+                    }
+                    factor = 1.0;
                 }
+                let mut max = ordered_sum::max(&*seen) * factor;
+                if let Some(sink) = sink {
+                    max = max.max(sink);
+                }
+                for score in seen.iter_mut() {
+                    *score = exp(*score * factor - max);
+                }
+                early.fill(0.0);
                 hidden.fill(0.0);
-                let sum = ordered_sum::sum([seen], |[p]| p);
+                let mut sum = ordered_sum::sum([&*seen], |[p]| p);
+                if let Some(sink) = sink {
+                    sum += exp(sink - max);
+                }
                 *lse = (f64::from(max) + ln_f64(f64::from(sum))) as f32;
                 sums[row] = sum;
             }
@@ -398,7 +599,7 @@ fn score_gradients<T: Element>(
     p: &mut [f32],
     ds: &mut [f32],
 ) {
-    let (scale, stride) = (shape.scale(), shape.heads * shape.head_dim);
+    let (scale, stride, rule) = (shape.scale(), shape.heads * shape.head_dim, shape.scores);
     vectorised(
         #[inline(always)]
         || {
@@ -408,12 +609,24 @@ fn score_gradients<T: Element>(
                 let dot = ordered_sum::sum([&dout[head.clone()], &out[head]], |[d, o]| d * o);
                 let lse = lse[block.lse + row];
                 let visible = block.visible(shape, row);
-                for (p, ds) in p[..visible].iter_mut().zip(&mut ds[..visible]) {
-                    *p = exp(*p * scale - lse);
-                    *ds = *p * (*ds - dot) * scale;
+                let seen = p[visible.clone()].iter_mut().zip(&mut ds[visible.clone()]);
+                if rule.is_linear() {
+                    for (p, ds) in seen {
+                        *p = exp(*p * scale - lse);
+                        *ds = *p * (*ds - dot) * scale;
+                    }
+                } else {
+                    let (bias, growth) = block.bias(shape, row);
+                    for (key, (p, ds)) in (visible.start..).zip(seen) {
+                        let bounded = rule.bounded(*p * scale);
+                        *p = exp(bounded + (bias + growth * key as f32) - lse);
+                        *ds = *p * (*ds - dot) * scale * rule.slope(bounded);
+                    }
                 }
-                p[visible..].fill(0.0);
-                ds[visible..].fill(0.0);
+                for outside in [0..visible.start, visible.end..block.keys] {
+                    p[outside.clone()].fill(0.0);
+                    ds[outside].fill(0.0);
+                }
             }
         },
     );
@@ -434,14 +647,19 @@ mod tests {
                 let kv = h * s.kv_heads / s.heads;
                 let at = |t: usize, head: usize| &qkv[(b * s.seq + t) * width + head * d..][..d];
                 for t in 0..s.seq {
-                    let seen = if s.causal { t + 1 } else { s.seq };
+                    let seen = s.scores.mask.keys(t, s.seq);
                     let score = |u: usize| {
                         let (q, k) = (at(t, h), at(u, s.heads + kv));
-                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()
+                        let dot = q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
+                        let (scale, cap) = (f64::from(s.scale()), f64::from(s.scores.softcap));
+                        let slope = s.scores.alibi.map_or(0.0, |alibi| f64::from(alibi.slope(h)));
+                        let score = dot * scale;
+                        let bounded = if cap > 0.0 { cap * (score / cap).tanh() } else { score };
+                        bounded + slope * (u as f64 - t as f64)
                     };
-                    let sum: f64 = (0..seen).map(|u| score(u).exp()).sum();
+                    let sum: f64 = seen.clone().map(|u| score(u).exp()).sum();
                     lse[(b * s.heads + h) * s.seq + t] = sum.ln();
-                    for u in 0..seen {
+                    for u in seen {
                         let p = score(u).exp() / sum;
                         let v = at(u, s.heads + s.kv_heads + kv);
                         for i in 0..d {
@@ -470,7 +688,7 @@ mod tests {
         let mut dqkv = vec![f32::NAN; qkv.len()];
         let pool = Pool::new(threads.try_into().unwrap()).unwrap();
         let mut workspace = vec![f32::NAN; threads * s.forward_workspace::<f32>()];
-        forward(&pool, s, qkv, &mut out, &mut lse, &mut workspace);
+        forward(&pool, s, qkv, None, &mut out, &mut lse, &mut workspace);
         let mut workspace = vec![f32::NAN; threads * s.backward_workspace::<f32>()];
         backward(&pool, s, dout, qkv, &out, &lse, &mut dqkv, &mut workspace);
         Run { out, lse, dqkv }
@@ -481,14 +699,85 @@ mod tests {
         (random("qkv", tokens * s.width()), random("dout", tokens * s.heads * s.head_dim))
     }
 
+    /// Scores of every kind.
+    fn scores() -> impl Strategy<Value = Scores> {
+        let masks = prop_oneof![
+            Just(Mask::Causal),
+            Just(Mask::Full),
+            (1usize..5).prop_map(Mask::Window),
+            (1usize..5).prop_map(Mask::Chunk),
+        ];
+        let alibi =
+            prop::option::of((4usize..9).prop_map(|heads| Alibi { heads, first: 1, scale: 0.5 }));
+        (masks, any::<bool>(), any::<bool>(), alibi).prop_map(|(mask, scaled, capped, alibi)| {
+            let scale = if scaled { 0.4 } else { 0.0 };
+            Scores { mask, scale, softcap: if capped { 1.5 } else { 0.0 }, alibi }
+        })
+    }
+
+    #[test]
+    fn slopes_are_those_of_the_paper_and_of_bloom() {
+        let of = |heads| {
+            (0..heads).map(|h| Alibi { heads, first: 0, scale: 1.0 }.slope(h)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(4), [0.25, 0.0625, 0.015625, 0.00390625]);
+        assert_eq!(of(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
+    }
+
+    /// A score of no key is one more key whose value is zero.
+    #[test]
+    fn sinks_take_part_in_the_softmax_and_learn() {
+        let s = Shape {
+            batch: 2,
+            seq: 5,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 3,
+            scores: Scores::default(),
+        };
+        let (qkv, dout) = inputs(s);
+        let sinks = [0.3f32, -0.7];
+        let (lens, pool) = ((dout.len(), s.batch * s.heads * s.seq), Pool::single());
+        let run = |sinks: &[f32]| {
+            let (mut out, mut lse) = (vec![0.0; lens.0], vec![0.0; lens.1]);
+            let mut room = vec![0.0; s.forward_workspace::<f32>()];
+            forward(&pool, s, &qkv, Some(sinks), &mut out, &mut lse, &mut room);
+            (out, lse)
+        };
+        let (out, lse) = run(&sinks);
+        let (plain, plain_lse) = reference(s, &widen(&qkv));
+        let shared: Vec<f64> = plain
+            .iter()
+            .enumerate()
+            .map(|(at, value)| {
+                let (row, head) = (at / 6, at / 3 % 2);
+                let lse = plain_lse[(row / 5 * 2 + head) * 5 + row % 5];
+                value / (1.0 + (f64::from(sinks[head]) - lse).exp())
+            })
+            .collect();
+        assert_close(&out, &shared);
+        let mut dsinks = [f32::NAN; 2];
+        sink_gradient(s, &dout, &out, &lse, &sinks, &mut dsinks, Write::Overwrite);
+        for head in 0..2 {
+            let moved = |by: f32| {
+                let mut sinks = sinks;
+                sinks[head] += by;
+                let (out, _) = run(&sinks);
+                out.iter().zip(&dout).map(|(o, d)| f64::from(*o) * f64::from(*d)).sum::<f64>()
+            };
+            let slope = (moved(0.01) - moved(-0.01)) / 0.02;
+            assert!((f64::from(dsinks[head]) - slope).abs() < 1e-3, "{dsinks:?} {slope}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
         fn forward_and_backward_agree_with_the_reference(
             batch in 0usize..3, seq in 0usize..7, groups in 1usize..3, kv_heads in 1usize..3,
-            head_dim in 1usize..6, causal in any::<bool>(),
+            head_dim in 1usize..6, scores in scores(),
         ) {
-            let s = Shape { batch, seq, heads: groups * kv_heads, kv_heads, head_dim, causal };
+            let s = Shape { batch, seq, heads: groups * kv_heads, kv_heads, head_dim, scores };
             let (qkv, dout) = inputs(s);
             let Run { out, lse, dqkv } = run(s, &qkv, &dout);
             let (expected_out, expected_lse) = reference(s, &widen(&qkv));
@@ -502,9 +791,11 @@ mod tests {
     /// Several blocks of queries, the last one short: gradients are checked along one direction.
     #[test]
     fn sequences_longer_than_a_block_agree_with_the_reference() {
-        for causal in [true, false] {
+        for mask in [Mask::Causal, Mask::Full, Mask::Window(70), Mask::Chunk(50)] {
             let seq = 2 * BLOCK + 9;
-            let s = Shape { batch: 1, seq, heads: 4, kv_heads: 2, head_dim: 5, causal };
+            let alibi = (mask == Mask::Causal).then_some(Alibi { heads: 6, first: 2, scale: 1.0 });
+            let scores = Scores { mask, softcap: 3.0, alibi, ..Scores::default() };
+            let s = Shape { batch: 1, seq, heads: 4, kv_heads: 2, head_dim: 5, scores };
             let (qkv, dout) = inputs(s);
             let Run { out, lse, dqkv } = run(s, &qkv, &dout);
             let wide = widen(&qkv);
@@ -531,7 +822,14 @@ mod tests {
 
     #[test]
     fn a_sequence_does_not_depend_on_the_batch_around_it() {
-        let s = Shape { batch: 3, seq: 70, heads: 2, kv_heads: 1, head_dim: 8, causal: true };
+        let s = Shape {
+            batch: 3,
+            seq: 70,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 8,
+            scores: Scores::default(),
+        };
         let (qkv, dout) = inputs(s);
         let all = run(s, &qkv, &dout);
         let one = Shape { batch: 1, ..s };
@@ -545,7 +843,14 @@ mod tests {
     #[test]
     fn threads_do_not_change_a_bit() {
         for kv_heads in [1, 3] {
-            let s = Shape { batch: 2, seq: 90, heads: 3, kv_heads, head_dim: 8, causal: true };
+            let s = Shape {
+                batch: 2,
+                seq: 90,
+                heads: 3,
+                kv_heads,
+                head_dim: 8,
+                scores: Scores::default(),
+            };
             let (qkv, dout) = inputs(s);
             let alone = run(s, &qkv, &dout);
             let shared = run_on(3, s, &qkv, &dout);
@@ -557,7 +862,14 @@ mod tests {
 
     #[test]
     fn large_scores_do_not_overflow() {
-        let s = Shape { batch: 1, seq: 5, heads: 1, kv_heads: 1, head_dim: 2, causal: true };
+        let s = Shape {
+            batch: 1,
+            seq: 5,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 2,
+            scores: Scores::default(),
+        };
         let (mut qkv, dout) = inputs(s);
         qkv.iter_mut().for_each(|x| *x *= 300.0);
         let Run { out, lse, dqkv } = run(s, &qkv, &dout);
@@ -567,7 +879,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "3 query heads cannot share 2 key heads equally")]
     fn uneven_groups_are_refused() {
-        let s = Shape { batch: 0, seq: 0, heads: 3, kv_heads: 2, head_dim: 1, causal: true };
-        forward::<f32>(&Pool::single(), s, &[], &mut [], &mut [], &mut []);
+        let s = Shape {
+            batch: 0,
+            seq: 0,
+            heads: 3,
+            kv_heads: 2,
+            head_dim: 1,
+            scores: Scores::default(),
+        };
+        forward::<f32>(&Pool::single(), s, &[], None, &mut [], &mut [], &mut []);
     }
 }

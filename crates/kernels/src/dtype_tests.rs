@@ -155,7 +155,7 @@ proptest! {
     #[test]
     fn a_rotation_rounds_once(heads in 1usize..3, pairs in 1usize..5, seq in 1usize..4) {
         let rotation =
-            Rotation { heads, kv_heads: 1, head_dim: 2 * pairs, theta: 10_000.0 };
+            Rotation { heads, kv_heads: 1, head_dim: 2 * pairs, theta: 10_000.0, dims: 0, magnitude: 1.0, frequencies: &[] };
         let positions: Vec<u32> = (0..seq as u32).collect();
         let n = 2 * seq * (heads + 2) * 2 * pairs;
         same!(Bf16, n, |y, x| rope::forward(rotation, &positions, x.0, y), qkv: n);

@@ -3,13 +3,13 @@
 //! are copied.
 
 use crate::columns::{STRIP, close, open};
-use crate::norm::{rms_norm_forward, rms_norm_input_gradient};
+use crate::norm::{rms_norm_forward_from, rms_norm_input_gradient_from};
 use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Rows, Write};
 
 /// Layout of a fused row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Number of query heads.
     pub heads: usize,
@@ -17,6 +17,10 @@ pub struct Shape {
     pub kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
+    /// Least gain, to which the parameters are added: 0, or 1 in Gemma.
+    pub least: f32,
+    /// True if all query heads have one root mean square, and all key heads another.
+    pub whole: bool,
 }
 
 impl Shape {
@@ -27,12 +31,15 @@ impl Shape {
 
     /// Number of statistics per row: one for each normalised head.
     pub fn stats(self) -> usize {
-        self.heads + self.kv_heads
+        self.parts().iter().map(|part| part.rows).sum()
     }
 
     /// Query heads and key heads of a row, as matrices.
     fn parts(self) -> [Rows; 2] {
-        [self.heads, self.kv_heads].map(|rows| Rows { rows, width: self.head_dim })
+        [self.heads, self.kv_heads].map(|heads| match self.whole {
+            true => Rows { rows: 1, width: heads * self.head_dim },
+            false => Rows { rows: heads, width: self.head_dim },
+        })
     }
 }
 
@@ -51,7 +58,15 @@ pub fn forward<T: Element>(
         for (part, gain) in shape.parts().into_iter().zip(gains) {
             let elements = at..at + part.rows * part.width;
             let stats = &mut stats[stat..stat + part.rows];
-            rms_norm_forward(part, eps, &x[elements.clone()], gain, &mut y[elements], stats);
+            rms_norm_forward_from(
+                part,
+                eps,
+                shape.least,
+                &x[elements.clone()],
+                gain,
+                &mut y[elements],
+                stats,
+            );
             at += part.rows * part.width;
             stat += part.rows;
         }
@@ -76,7 +91,7 @@ pub fn input_gradient<T: Element>(
             let elements = at..at + part.rows * part.width;
             let stats = &stats[stat..stat + part.rows];
             let (dy, x) = (&dy[elements.clone()], &x[elements.clone()]);
-            rms_norm_input_gradient(part, dy, x, gain, stats, &mut dx[elements]);
+            rms_norm_input_gradient_from(part, shape.least, dy, x, gain, stats, &mut dx[elements]);
             at += part.rows * part.width;
             stat += part.rows;
         }
@@ -94,16 +109,16 @@ pub fn weight_gradient<T: Element, G: Element>(
     dgains: [&mut [G]; 2],
     mode: Write,
 ) {
-    let (width, head_dim) = (shape.width(), shape.head_dim);
+    let width = shape.width();
     expect_len("x", x.len(), &[dy.len()]);
     let (mut at, mut stat) = (0, 0);
     for (part, dgain) in shape.parts().into_iter().zip(dgains) {
-        pool.for_each_block(head_dim, STRIP, strips(dgain, 1), |columns, dgain| {
+        pool.for_each_block(part.width, STRIP, strips(dgain, 1), |columns, dgain| {
             let mut sums = open(mode, dgain);
             let rows = dy.chunks_exact(width).zip(x.chunks_exact(width));
             for ((dy, x), stats) in rows.zip(stats.chunks_exact(shape.stats())) {
                 for head in 0..part.rows {
-                    let start = at + head * head_dim;
+                    let start = at + head * part.width;
                     let of = start + columns.start..start + columns.end;
                     let scale = stats[stat + head];
                     let inputs = dy[of.clone()].iter().zip(&x[of]);
@@ -124,7 +139,7 @@ mod tests {
     use super::*;
     use crate::reference::{assert_close, numeric_gradient, random, widen};
 
-    const SHAPE: Shape = Shape { heads: 2, kv_heads: 1, head_dim: 4 };
+    const SHAPE: Shape = Shape { heads: 2, kv_heads: 1, head_dim: 4, least: 0.0, whole: false };
 
     fn reference(x: &[f64], gains: [&[f64]; 2]) -> Vec<f64> {
         let mut y = x.to_vec();

@@ -12,7 +12,7 @@ use crate::shape::expect_len;
 
 /// Sizes of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
+pub struct Shape<'a> {
     /// Number of heads.
     pub heads: usize,
     /// Width of a head's queries and keys.
@@ -23,9 +23,13 @@ pub struct Shape {
     pub v_dim: usize,
     /// Base of the rotation frequencies.
     pub theta: f64,
+    /// Factor of the rotated elements.
+    pub magnitude: f32,
+    /// Frequency of each pair in radians per position; empty for those of the base.
+    pub frequencies: &'a [f64],
 }
 
-impl Shape {
+impl Shape<'_> {
     /// Width of all queries, of all keys, and of all padded values.
     pub fn width(self) -> usize {
         self.heads * self.head_dim
@@ -45,9 +49,13 @@ impl Shape {
         let half = self.rope / 2;
         for pair in 0..half {
             let exponent = -2.0 * pair as f64 / self.rope as f64;
-            let frequency = exp_f64(exponent * ln_f64(self.theta)) / std::f64::consts::TAU;
+            let frequency = match self.frequencies.get(pair) {
+                Some(radians) => radians / std::f64::consts::TAU,
+                None => exp_f64(exponent * ln_f64(self.theta)) / std::f64::consts::TAU,
+            };
             let (sin, cos) = sin_cos_cycles(f64::from(position) * frequency);
-            let (sin, cos) = ((sin * direction) as f32, cos as f32);
+            let (sin, cos) =
+                ((sin * direction) as f32 * self.magnitude, cos as f32 * self.magnitude);
             let (low, high) = (x[pair].widen(), x[pair + half].widen());
             x[pair] = T::narrow(low * cos - high * sin);
             x[pair + half] = T::narrow(high * cos + low * sin);
@@ -58,7 +66,7 @@ impl Shape {
 /// `qkv = [queries | keys | values]` of one row from its queries, `[unrotated keys, values]` by
 /// head, and the rotated part of the keys.
 pub fn heads<T: Element>(
-    shape: Shape,
+    shape: Shape<'_>,
     position: u32,
     q: &[T],
     kv: &[T],
@@ -86,7 +94,7 @@ pub fn heads<T: Element>(
 
 /// Input gradients of [`heads`].
 pub fn heads_gradient<T: Element>(
-    shape: Shape,
+    shape: Shape<'_>,
     position: u32,
     dqkv: &[T],
     dq: &mut [T],
@@ -113,14 +121,14 @@ pub fn heads_gradient<T: Element>(
 }
 
 /// Values of one row without their padding.
-pub fn values<T: Element>(shape: Shape, padded: &[T], y: &mut [T]) {
+pub fn values<T: Element>(shape: Shape<'_>, padded: &[T], y: &mut [T]) {
     expect_len("padded", padded.len(), &[shape.width()]);
     let heads = padded.chunks_exact(shape.head_dim).zip(y.chunks_exact_mut(shape.v_dim));
     heads.for_each(|(padded, y)| y.copy_from_slice(&padded[..shape.v_dim]));
 }
 
 /// Gradient of padded values; that of the padding is zero.
-pub fn values_gradient<T: Element>(shape: Shape, dy: &[T], dpadded: &mut [T]) {
+pub fn values_gradient<T: Element>(shape: Shape<'_>, dy: &[T], dpadded: &mut [T]) {
     expect_len("dpadded", dpadded.len(), &[shape.width()]);
     let heads = dpadded.chunks_exact_mut(shape.head_dim).zip(dy.chunks_exact(shape.v_dim));
     for (dpadded, dy) in heads {
@@ -134,7 +142,15 @@ mod tests {
     use super::*;
     use crate::reference::{assert_close, numeric_gradient, random, widen};
 
-    const SHAPE: Shape = Shape { heads: 2, head_dim: 7, rope: 4, v_dim: 5, theta: 10_000.0 };
+    const SHAPE: Shape<'static> = Shape {
+        heads: 2,
+        head_dim: 7,
+        rope: 4,
+        v_dim: 5,
+        theta: 10_000.0,
+        magnitude: 1.0,
+        frequencies: &[],
+    };
 
     /// Reference; `x` holds queries, keys with values, and rotated key elements in a row.
     fn reference(position: f64, x: &[f64]) -> Vec<f64> {

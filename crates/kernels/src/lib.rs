@@ -67,6 +67,7 @@ mod instruction_set;
 mod math;
 mod matmul;
 mod ordered_sum;
+pub mod scaling;
 mod shape;
 mod sparse_memory;
 mod window;

@@ -178,7 +178,8 @@ mod tests {
             batch in 0usize..3, seq in 0usize..90, kv_heads in 1usize..3, head_dim in 1usize..40,
         ) {
             let shape = attention::Shape {
-                batch, seq, heads: 2 * kv_heads, kv_heads, head_dim, causal: true,
+                batch, seq, heads: 2 * kv_heads, kv_heads, head_dim,
+                scores: attention::Scores::default(),
             };
             attention_agrees::<F16>(shape, 4e-3);
             attention_agrees::<Bf16>(shape, 3e-2);
@@ -194,7 +195,7 @@ mod tests {
         let mut out = vec![T::ZERO; dout.len()];
         let mut lse = vec![f32::NAN; rows * heads];
         let mut room = vec![f32::NAN; shape.forward_workspace::<T>()];
-        attention::forward(&pool, shape, &qkv, &mut out, &mut lse, &mut room);
+        attention::forward(&pool, shape, &qkv, None, &mut out, &mut lse, &mut room);
         let mut dqkv = vec![T::ZERO; qkv.len()];
         let mut room = vec![f32::NAN; shape.backward_workspace::<T>()];
         attention::backward(&pool, shape, &dout, &qkv, &out, &lse, &mut dqkv, &mut room);
@@ -203,7 +204,7 @@ mod tests {
         let mut wide_out = vec![f32::NAN; out.len()];
         let mut wide_lse = vec![f32::NAN; lse.len()];
         let mut room = vec![f32::NAN; shape.forward_workspace::<f32>()];
-        attention::forward(&pool, shape, &qkv, &mut wide_out, &mut wide_lse, &mut room);
+        attention::forward(&pool, shape, &qkv, None, &mut wide_out, &mut wide_lse, &mut room);
         let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         assert_within(&lse, &wide(&wide_lse), 1e-5);
         assert_within(&singles(&out), &wide(&wide_out), tolerance);

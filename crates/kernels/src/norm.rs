@@ -11,7 +11,7 @@ use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Rows, Write};
 
-/// `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`.
+/// `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`. `beta` may be empty for zeros.
 ///
 /// Saves `stats[rows, 2]`: the mean and the reciprocal of the standard deviation of each row.
 pub fn layer_norm_forward<T: Element>(
@@ -25,7 +25,7 @@ pub fn layer_norm_forward<T: Element>(
 ) {
     expect_rows(shape, "x", x, "y", y);
     expect_len("gamma", gamma.len(), &[shape.width]);
-    expect_len("beta", beta.len(), &[shape.width]);
+    assert!(beta.is_empty() || beta.len() == shape.width, "`beta` has {} elements", beta.len());
     expect_len("stats", stats.len(), &[shape.rows, 2]);
     vectorised(
         #[inline(always)]
@@ -37,6 +37,12 @@ pub fn layer_norm_forward<T: Element>(
                 let variance = ordered_sum::sum([x], |[x]| (x - mean) * (x - mean)) * share;
                 let scale = 1.0 / (variance + epsilon).sqrt();
                 *stats = [mean, scale];
+                if beta.is_empty() {
+                    for ((y, x), gamma) in y[shape.range(row)].iter_mut().zip(x).zip(gamma) {
+                        *y = T::narrow((x.widen() - mean) * scale * gamma.widen());
+                    }
+                    continue;
+                }
                 let weights = gamma.iter().zip(beta);
                 for ((y, x), (gamma, beta)) in y[shape.range(row)].iter_mut().zip(x).zip(weights) {
                     let normal = (x.widen() - mean) * scale;
@@ -120,12 +126,57 @@ pub fn layer_norm_weight_gradient<T: Element, G: Element>(
     });
 }
 
+/// `dgamma` alone of [`layer_norm_weight_gradient`], for a norm without `beta`.
+pub fn layer_norm_gain_gradient<T: Element, G: Element>(
+    pool: &Pool,
+    shape: Rows,
+    dy: &[T],
+    x: &[T],
+    stats: &[f32],
+    dgamma: &mut [G],
+    mode: Write,
+) {
+    expect_len("dy", dy.len(), &[shape.rows, shape.width]);
+    expect_len("x", x.len(), &[shape.rows, shape.width]);
+    expect_len("stats", stats.len(), &[shape.rows, 2]);
+    expect_len("dgamma", dgamma.len(), &[shape.width]);
+    pool.for_each_block(shape.width, STRIP, strips(dgamma, 1), |columns, dgamma| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let mut across = open(mode, dgamma);
+                for (row, &[mean, scale]) in stats.as_chunks::<2>().0.iter().enumerate() {
+                    let (dy, x) = (&dy[shape.range(row)], &x[shape.range(row)]);
+                    let inputs = dy[columns.clone()].iter().zip(&x[columns.clone()]);
+                    for (across, (dy, x)) in across.iter_mut().zip(inputs) {
+                        *across += dy.widen() * ((x.widen() - mean) * scale);
+                    }
+                }
+                close(&across, dgamma);
+            },
+        );
+    });
+}
+
 /// `y = x / sqrt(mean(x^2) + epsilon) * gamma`.
 ///
 /// Saves `stats[rows]`: the reciprocal of the root mean square of each row.
 pub fn rms_norm_forward<T: Element>(
     shape: Rows,
     epsilon: f32,
+    x: &[T],
+    gamma: &[T],
+    y: &mut [T],
+    stats: &mut [f32],
+) {
+    rms_norm_forward_from(shape, epsilon, 0.0, x, gamma, y, stats);
+}
+
+/// [`rms_norm_forward`] with gains `least + gamma` (Gemma's are one more than their parameters).
+pub fn rms_norm_forward_from<T: Element>(
+    shape: Rows,
+    epsilon: f32,
+    least: f32,
     x: &[T],
     gamma: &[T],
     y: &mut [T],
@@ -143,7 +194,7 @@ pub fn rms_norm_forward<T: Element>(
                 let scale = 1.0 / (ordered_sum::sum([x], |[x]| x * x) * share + epsilon).sqrt();
                 *stats = scale;
                 for ((y, x), gamma) in y[shape.range(row)].iter_mut().zip(x).zip(gamma) {
-                    *y = T::narrow(x.widen() * scale * gamma.widen());
+                    *y = T::narrow(x.widen() * scale * (least + gamma.widen()));
                 }
             }
         },
@@ -160,6 +211,19 @@ pub fn rms_norm_input_gradient<T: Element>(
     stats: &[f32],
     dx: &mut [T],
 ) {
+    rms_norm_input_gradient_from(shape, 0.0, dy, x, gamma, stats, dx);
+}
+
+/// Input gradient of [`rms_norm_forward_from`].
+pub fn rms_norm_input_gradient_from<T: Element>(
+    shape: Rows,
+    least: f32,
+    dy: &[T],
+    x: &[T],
+    gamma: &[T],
+    stats: &[f32],
+    dx: &mut [T],
+) {
     expect_rows(shape, "dy", dy, "dx", dx);
     expect_rows(shape, "x", x, "dx", dx);
     expect_len("gamma", gamma.len(), &[shape.width]);
@@ -170,12 +234,12 @@ pub fn rms_norm_input_gradient<T: Element>(
             let share = 1.0 / shape.width as f32;
             for (row, &scale) in stats.iter().enumerate() {
                 let (x, dy) = (&x[shape.range(row)], &dy[shape.range(row)]);
-                let across =
-                    ordered_sum::sum([dy, gamma, x], |[dy, gamma, x]| dy * gamma * (x * scale))
-                        * share;
+                let across = ordered_sum::sum([dy, gamma, x], |[dy, gamma, x]| {
+                    dy * (least + gamma) * (x * scale)
+                }) * share;
                 let inputs = dy.iter().zip(gamma).zip(x);
                 for (dx, ((dy, gamma), x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
-                    let g = dy.widen() * gamma.widen();
+                    let g = dy.widen() * (least + gamma.widen());
                     *dx = T::narrow(scale * (g - x.widen() * scale * across));
                 }
             }

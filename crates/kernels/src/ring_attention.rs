@@ -211,7 +211,7 @@ impl Layout {
     }
 
     fn scale(&self) -> f32 {
-        1.0 / (self.shape.head_dim as f32).sqrt()
+        self.shape.scores.factor(self.shape.head_dim)
     }
 
     fn blocks(&self) -> usize {
@@ -313,7 +313,7 @@ pub fn forward(
         // SAFETY: the statistics of these queries of this head are inside the slice, and no other
         // tile has the same queries and head.
         let lse = unsafe { lse.piece(at..at + queries) };
-        let shares = merge(layout.scale(), keys, scores, lse);
+        let shares = merge(layout.scale(), shape.scores, keys, scores, lse);
         Product { height: queries, width: head_dim, depth: keys }.compute_in(
             room,
             Operand::rows(scores, keys),
@@ -336,15 +336,26 @@ pub fn forward(
 
 /// Replaces scores by exponentials, and extends each row's log-sum-exp by these keys. Returns the
 /// factors for the output so far and for the product of exponentials and values.
-fn merge(scale: f32, keys: usize, scores: &mut [f32], lse: &mut [f32]) -> [(f32, f32); BLOCK] {
+fn merge(
+    scale: f32,
+    rule: attention::Scores,
+    keys: usize,
+    scores: &mut [f32],
+    lse: &mut [f32],
+) -> [(f32, f32); BLOCK] {
     let mut shares = [(0.0, 0.0); BLOCK];
     vectorised(
         #[inline(always)]
         || {
             for (row, (scores, lse)) in scores.chunks_exact_mut(keys).zip(lse).enumerate() {
-                let max = ordered_sum::max(scores) * scale;
+                let mut factor = scale;
+                if !rule.is_linear() {
+                    scores.iter_mut().for_each(|score| *score = rule.bounded(*score * scale));
+                    factor = 1.0;
+                }
+                let max = ordered_sum::max(scores) * factor;
                 for score in scores.iter_mut() {
-                    *score = exp(*score * scale - max);
+                    *score = exp(*score * factor - max);
                 }
                 let sum = ordered_sum::sum([&*scores], |[p]| p);
                 let here = (f64::from(max) + ln_f64(f64::from(sum))) as f32;
@@ -476,7 +487,7 @@ fn score_gradients(
     ds: &mut [f32],
 ) {
     let (scale, stride, keys) = (layout.scale(), layout.out_width(), layout.keys);
-    let head_dim = layout.shape.head_dim;
+    let (head_dim, rule) = (layout.shape.head_dim, layout.shape.scores);
     vectorised(
         #[inline(always)]
         || {
@@ -484,9 +495,17 @@ fn score_gradients(
             for (row, ((p, ds), &lse)) in rows.enumerate() {
                 let head = row * stride..row * stride + head_dim;
                 let dot = ordered_sum::sum([&dout[head.clone()], &out[head]], |[d, o]| d * o);
-                for (p, ds) in p.iter_mut().zip(ds) {
-                    *p = exp(*p * scale - lse);
-                    *ds = *p * (*ds - dot) * scale;
+                if rule.is_linear() {
+                    for (p, ds) in p.iter_mut().zip(ds) {
+                        *p = exp(*p * scale - lse);
+                        *ds = *p * (*ds - dot) * scale;
+                    }
+                } else {
+                    for (p, ds) in p.iter_mut().zip(ds) {
+                        let bounded = rule.bounded(*p * scale);
+                        *p = exp(bounded - lse);
+                        *ds = *p * (*ds - dot) * scale * rule.slope(bounded);
+                    }
                 }
             }
         },
@@ -521,7 +540,14 @@ mod tests {
     fn the_ring_is_attention_over_the_whole_sequence() {
         for (ranks, seq, kv_heads) in [(1, 6, 1), (2, 12, 2), (3, 18, 1), (2, 4 * BLOCK + 8, 2)] {
             let (batch, heads, head_dim) = (2, 2, 6);
-            let whole = attention::Shape { batch, seq, heads, kv_heads, head_dim, causal: true };
+            let whole = attention::Shape {
+                batch,
+                seq,
+                heads,
+                kv_heads,
+                head_dim,
+                scores: attention::Scores::default(),
+            };
             let (fused, stride) = ((heads + 2 * kv_heads) * head_dim, heads * head_dim);
             let kv_width = 2 * kv_heads * head_dim;
             let qkv = random("qkv", batch * seq * fused);
@@ -533,7 +559,7 @@ mod tests {
             let mut room =
                 vec![0.0; whole.backward_workspace::<f32>().max(whole.forward_workspace::<f32>())];
             let used = whole.forward_workspace::<f32>();
-            attention::forward(&pool, whole, &qkv, &mut out, &mut lse, &mut room[..used]);
+            attention::forward(&pool, whole, &qkv, None, &mut out, &mut lse, &mut room[..used]);
             let used = whole.backward_workspace::<f32>();
             let room = &mut room[..used];
             attention::backward(&pool, whole, &dout, &qkv, &out, &lse, &mut dqkv, room);
@@ -556,7 +582,15 @@ mod tests {
                 let mut room = vec![0.0; part.forward_workspace::<f32>()];
                 let mut found = vec![0.0; batch * own * stride];
                 let mut sums = vec![0.0; batch * heads * own];
-                attention::forward(&pool, part, &qkvs[rank], &mut found, &mut sums, &mut room);
+                attention::forward(
+                    &pool,
+                    part,
+                    &qkvs[rank],
+                    None,
+                    &mut found,
+                    &mut sums,
+                    &mut room,
+                );
                 let others: Vec<usize> =
                     (1..ranks).map(|step| (rank + ranks - step) % ranks).collect();
                 let which = |o: usize| if o < rank { Other::Earlier } else { Other::Later };

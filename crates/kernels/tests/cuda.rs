@@ -319,12 +319,19 @@ fn attention_and_rotation_agree() {
     for (batch, seq, heads, kv_heads, head_dim) in
         [(2, 37, 4, 4, 32), (1, 65, 4, 2, 20), (3, 8, 2, 1, 128)]
     {
-        let shape = attention::Shape { batch, seq, heads, kv_heads, head_dim, causal: true };
+        let shape = attention::Shape {
+            batch,
+            seq,
+            heads,
+            kv_heads,
+            head_dim,
+            scores: attention::Scores::default(),
+        };
         let (rows, width) = (batch * seq, (heads + 2 * kv_heads) * head_dim);
         let (qkv, dout) = (random("qkv", rows * width), random("dout", rows * heads * head_dim));
         let (mut out, mut lse) = (vec![0.0; dout.len()], vec![0.0; rows * heads]);
         let mut room = vec![0.0; shape.forward_workspace::<f32>()];
-        attention::forward(&pool(), shape, &qkv, &mut out, &mut lse, &mut room);
+        attention::forward(&pool(), shape, &qkv, None, &mut out, &mut lse, &mut room);
         let mut dqkv = vec![0.0; qkv.len()];
         let mut room = vec![0.0; shape.backward_workspace::<f32>()];
         attention::backward(&pool(), shape, &dout, &qkv, &out, &lse, &mut dqkv, &mut room);
@@ -347,7 +354,15 @@ fn attention_and_rotation_agree() {
         bench.device.attention_gradient(0, &of, &at).unwrap();
         bench.near(on_dqkv, &dqkv, 1e-5);
         let positions: Vec<u32> = (0..seq as u32).collect();
-        let rotation = rope::Rotation { heads, kv_heads, head_dim, theta: 1e4 };
+        let rotation = rope::Rotation {
+            heads,
+            kv_heads,
+            head_dim,
+            theta: 1e4,
+            dims: 0,
+            magnitude: 1.0,
+            frequencies: &[],
+        };
         let mut turned = vec![0.0; qkv.len()];
         rope::forward(rotation, &positions, &qkv, &mut turned);
         let mut turns = Vec::new();

@@ -31,7 +31,7 @@ pub struct Problem {
 }
 
 /// One table of a file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Table {
     /// Line on which it begins.
     pub line: usize,
@@ -40,7 +40,7 @@ pub struct Table {
 }
 
 /// A value and the line of its key, or its own line in a list.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Entry {
     /// Line number, counted from 1.
     pub line: usize,
@@ -49,7 +49,7 @@ pub struct Entry {
 }
 
 /// A value, with the distinctions that readers need.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names are TOML's")]
 pub enum Value {
     Flag(bool),

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 fn model() -> impl Strategy<Value = Model> {
     let of_tokens = ModelKind::ALL
         .into_iter()
-        .filter(|kind| !matches!(kind, ModelKind::Resnet | ModelKind::Dlrm));
+        .filter(|kind| !matches!(kind, ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Decoder));
     let kinds = prop::sample::select(of_tokens.collect::<Vec<_>>());
     (kinds, 2u64..7, any::<bool>(), 60u64..70).prop_map(|(kind, layers, tied, vocab)| {
         let attention = kind != ModelKind::Mlp;
@@ -37,7 +37,7 @@ fn model() -> impl Strategy<Value = Model> {
             activation: match kind {
                 ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => Activation::Relu,
                 ModelKind::Gpt2 => Activation::Gelu,
-                ModelKind::Llama | ModelKind::Moe => Activation::SwiGlu,
+                ModelKind::Llama | ModelKind::Moe | ModelKind::Decoder => Activation::SwiGlu,
             },
             norm_eps: if attention { 1e-5 } else { 0.0 },
             rope_theta: if kind.is_rotary() { 1e4 } else { 0.0 },

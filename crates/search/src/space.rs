@@ -42,7 +42,7 @@ impl<'a> Space<'a> {
 
     /// Returns true if the model has experts.
     pub(crate) fn moe(&self) -> bool {
-        self.request.model.kind == ModelKind::Moe
+        !self.request.model.experts.is_none()
     }
 
     /// All meshes with their microbatches.
@@ -82,22 +82,16 @@ impl<'a> Space<'a> {
             return tp == 1;
         }
         let heads = model.kind == ModelKind::Mlp || model.kv_heads.is_multiple_of(tp);
-        let experts = &model.experts;
-        let widths = match model.kind {
-            ModelKind::Moe => [experts.dense_ffn, experts.shared_experts.saturating_mul(model.ffn)],
-            ModelKind::Mlp
-            | ModelKind::Gpt2
-            | ModelKind::Llama
-            | ModelKind::Resnet
-            | ModelKind::Dlrm => [model.ffn, 0],
-        };
-        heads && widths.iter().all(|width| width.is_multiple_of(tp))
+        heads
+            && (tp == 1 || !model.has_whole_norm())
+            && model.shared_widths().iter().all(|width| width.is_multiple_of(tp))
     }
 
     fn context_fits(&self, cp: u32) -> bool {
         let (model, seq) = (self.request.model, self.request.base.seq);
         let sequences = !matches!(model.body(), Body::Images(_) | Body::Clicks(_))
-            && model.kind != ModelKind::Mlp;
+            && model.kind != ModelKind::Mlp
+            && !model.depends_on_distance(seq);
         cp == 1 || sequences && cp <= 1 << 12 && seq.is_multiple_of(2 * u64::from(cp))
     }
 
@@ -118,7 +112,11 @@ impl<'a> Space<'a> {
             |ep: &u32| pins.ep.admits(ep) && model.experts.experts.is_multiple_of(u64::from(*ep));
         let mut all = Vec::new();
         for ep in divisors(ranks).into_iter().filter(experts) {
-            let cut = |etp: &u32| pins.etp.admits(etp) && model.ffn.is_multiple_of(u64::from(*etp));
+            let cut = |etp: &u32| {
+                pins.etp.admits(etp)
+                    && model.ffn.is_multiple_of(u64::from(*etp))
+                    && (*etp == 1 || !model.has_expert_biases())
+            };
             all.extend(divisors(ranks / ep).into_iter().filter(cut).map(|etp| (ep, etp)));
         }
         all

@@ -126,6 +126,10 @@ impl<'a> Roofline<'a> {
         let cost = template.cost(op);
         let mut work = match op.kind.cost_class() {
             CostClass::Product(gemm) => self.gemm(template, op, gemm, &cost),
+            // The gradient of scores of no key: one pass over rows.
+            CostClass::Attention { .. } if op.pass == OpPass::BackwardWeight => {
+                self.roof(&cost, 1.0)
+            }
             CostClass::Attention { heads, queries, keys, merged } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
                 let shape = attention::Shape { heads, queries, keys, tokens };

@@ -59,7 +59,9 @@ impl SampleKind {
     pub fn of(model: &Model, seq: u64) -> Self {
         let vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
         match model.body() {
-            Body::Tokens {} => Self::Tokens { vocab, seq, lookahead: model.mtp.depth },
+            Body::Tokens {} | Body::Decoder { .. } => {
+                Self::Tokens { vocab, seq, lookahead: model.mtp.depth }
+            }
             Body::Images(net) => {
                 Self::Images { side: net.image, channels: net.channels, classes: vocab }
             }

@@ -1,12 +1,10 @@
 //! Export of a checkpoint to a directory that `transformers` loads.
 
-use super::config::config;
-use super::family::Family;
-use super::names::parts;
 use crate::checkpoint::Checkpoint;
 use crate::logical;
 use crate::safetensors::{Contents, SafetensorsError};
 use paceline_plan::model::Model;
+use paceline_plan::model::hugging_face::{Family, View};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -43,7 +41,7 @@ pub fn can_export(model: &Model) -> Result<(), ExportError> {
     family(model).map(|_| ())
 }
 
-fn family(model: &Model) -> Result<Family, ExportError> {
+fn family(model: &Model) -> Result<(&'static Family, Model), ExportError> {
     let refused = |problem| ExportError::Model { model: model.name().to_owned(), problem };
     Family::of(model).map_err(refused)
 }
@@ -77,7 +75,8 @@ pub fn export(
     (tokenizer, seq): (&[u8], u64),
     directory: &Path,
 ) -> Result<(), ExportError> {
-    let family = family(model)?;
+    let (family, model) = family(model)?;
+    let model = &model;
     let refused = |path: &Path| {
         let path = path.to_owned();
         move |source| ExportError::Write { path, source }
@@ -89,13 +88,13 @@ pub fn export(
         Ok(()) | Err(_) => {}
     }
     whole(&directory.join("model.safetensors"), |file, path| {
-        weights(model, checkpoint, file, path)
+        weights((family, model), checkpoint, file, path)
     })?;
     let about = serde_json::json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq,
     });
-    let [about, config] = [about, config(family, model, seq)].map(|json| format!("{json:#}\n"));
+    let [about, config] = [about, family.write(model, seq)].map(|json| format!("{json:#}\n"));
     for (name, contents) in [
         ("tokenizer.json", tokenizer),
         ("tokenizer_config.json", about.as_bytes()),
@@ -131,41 +130,57 @@ fn whole(
 }
 
 fn weights(
-    model: &Model,
+    (family, model): (&Family, &Model),
     checkpoint: &Checkpoint,
     file: &File,
     path: &Path,
 ) -> Result<(), ExportError> {
     let refused = |source| ExportError::Write { path: path.to_owned(), source };
     let tensors = logical::tensors(model);
-    let mut shapes = BTreeMap::new();
-    for (name, &dims) in &tensors {
-        for part in parts(model, name, dims).into_iter().flatten() {
-            shapes.insert(part.name.clone(), part.shape(dims[1]));
-        }
+    // The family was chosen because it has all tensors.
+    let views = family.views(model, None).unwrap_or_default();
+    let (mut shapes, mut left) = (BTreeMap::new(), BTreeMap::new());
+    for view in views.values().flatten() {
+        shapes.insert(view.name.clone(), view.shape.clone());
+        *left.entry(view.name.clone()).or_insert(0) += view.len();
     }
     // `transformers` requires this value to know the layout of the file.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let contents = Contents::new(shapes, &metadata).map_err(|e| refused(e.into()))?;
     file.set_len(contents.file_len()).map_err(refused)?;
     file.write_all_at(contents.header(), 0).map_err(refused)?;
+    // Their tensors that are not complete; what no view covers is zero.
+    let mut partial: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for (name, &dims) in &tensors {
         checkpoint.weights().expect(name, &dims)?;
         let mut first = 0;
-        for part in parts(model, name, dims).into_iter().flatten() {
-            let mut values = vec![0.0; (part.rows * dims[1]) as usize];
+        for view in views.get(name).into_iter().flatten() {
+            let mut values = vec![0.0; view.len() as usize];
             checkpoint.weights().read(name, first, &mut values)?;
             first += values.len() as u64;
-            let values = part.turned(values, part.rows);
-            let Some(tensor) = contents.tensor(&part.name) else { continue };
-            let mut rest = &values[..];
-            for (first, len) in part.runs(dims[1]) {
-                let (run, behind) = rest.split_at(len as usize);
-                let at = tensor.at + first * size_of::<f32>() as u64;
-                file.write_all_at(bytemuck::cast_slice(run), at).map_err(refused)?;
-                rest = behind;
+            let whole = partial
+                .entry(view.name.clone())
+                .or_insert_with(|| vec![0.0; view.total() as usize]);
+            scatter(view, &values, whole);
+            let missing = left.entry(view.name.clone()).or_default();
+            *missing -= view.len();
+            if *missing == 0
+                && let Some(whole) = partial.remove(&view.name)
+                && let Some(tensor) = contents.tensor(&view.name)
+            {
+                file.write_all_at(bytemuck::cast_slice(&whole), tensor.at).map_err(refused)?;
             }
         }
     }
     Ok(())
+}
+
+/// Copies the elements of a view into their tensor.
+fn scatter(view: &View, own: &[f32], whole: &mut [f32]) {
+    let mut rest = own;
+    for (first, len) in view.runs() {
+        let (run, behind) = rest.split_at(len as usize);
+        whole[first as usize..(first + len) as usize].copy_from_slice(run);
+        rest = behind;
+    }
 }

@@ -1,11 +1,11 @@
 //! Import of a Hugging Face directory.
 
-use super::names::parts;
 use crate::checkpoint::Source;
 use crate::regular;
 use crate::safetensors::{Reader, SafetensorsError};
 use paceline_plan::located;
-use paceline_plan::model::{Model, hugging_face};
+use paceline_plan::model::Model;
+use paceline_plan::model::hugging_face::{self, View};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io;
@@ -20,8 +20,8 @@ const LARGEST: u64 = 64 << 20;
 pub struct Pretrained {
     path: PathBuf,
     model: Model,
-    /// True if the two rows of a rotary pair are adjacent.
-    paired: bool,
+    /// Views of their tensors that form ours, by our names.
+    views: BTreeMap<String, Vec<View>>,
     files: Vec<Reader>,
     /// Index of the file of each Hugging Face tensor.
     places: BTreeMap<String, usize>,
@@ -64,13 +64,6 @@ pub enum ImportError {
     },
 }
 
-/// Configuration fields about the storage of weights rather than the model.
-#[derive(Deserialize)]
-struct Lying {
-    model_type: String,
-    rope_interleave: Option<bool>,
-}
-
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
@@ -82,14 +75,10 @@ impl Pretrained {
         let config = path.join("config.json");
         let text = read(&config)?;
         let model = hugging_face::parse(&text, &config.display().to_string())?;
-        let lying: Option<Lying> = serde_json::from_str(&text).ok();
         let mut found = Self {
             path: path.to_owned(),
             model,
-            // DeepSeek-V3's class has adjacent pairs by default; the others have no option.
-            paired: lying.is_some_and(|lying| {
-                lying.model_type == "deepseek_v3" && lying.rope_interleave != Some(false)
-            }),
+            views: BTreeMap::new(),
             files: Vec::new(),
             places: BTreeMap::new(),
         };
@@ -119,6 +108,13 @@ impl Pretrained {
         if !found.places.contains_key(&module) {
             found.model = found.model.without_mtp();
         }
+        if let Some((family, paired)) = hugging_face::storage(&text) {
+            let lacking = |name: String| ImportError::Index {
+                path: config.clone(),
+                problem: format!("describes the tensor {name}, which its family does not store"),
+            };
+            found.views = family.views(&found.model, paired).map_err(lacking)?;
+        }
         Ok(found)
     }
 
@@ -139,24 +135,31 @@ impl Pretrained {
 
     /// Reads one of our tensors, whole.
     pub fn tensor(&self, name: &str, dims: [u64; 2]) -> Result<Vec<f32>, SafetensorsError> {
-        let parts = parts(&self.model, name, dims).ok_or_else(|| SafetensorsError::Tensor {
+        let views = self.views.get(name).ok_or_else(|| SafetensorsError::Tensor {
             path: self.path.clone(),
             tensor: name.to_owned(),
             problem: "is none of this family's".to_owned(),
         })?;
-        let mut values = Vec::new();
-        for part in parts {
-            let (reader, theirs) = self.find(&part.name)?;
-            reader.expect(theirs, &part.shape(dims[1]))?;
-            let mut own = vec![0.0; (part.rows * dims[1]) as usize];
-            let mut rest = &mut own[..];
-            for (first, len) in part.runs(dims[1]) {
+        let mut values = vec![0.0; (dims[0] * dims[1]) as usize];
+        let mut rest = &mut values[..];
+        for view in views {
+            let (reader, theirs) = self.find(&view.name)?;
+            reader.expect(theirs, &view.shape)?;
+            let (own, behind) = rest.split_at_mut(view.len() as usize);
+            rest = behind;
+            if view.runs().next().is_none_or(|(_, run)| run < SHORT) && view.len() > SHORT {
+                // Scattered elements: one pass over the file, then one over memory.
+                let mut whole = vec![0.0; view.total() as usize];
+                reader.read(theirs, 0, &mut whole)?;
+                gather(view, &whole, own);
+                continue;
+            }
+            let mut rest = own;
+            for (first, len) in view.runs() {
                 let (run, behind) = rest.split_at_mut(len as usize);
                 reader.read(theirs, first, run)?;
                 rest = behind;
             }
-            let own = part.turned(own, dims[1]);
-            values.append(&mut if self.paired { part.unpaired(own, dims[1]) } else { own });
         }
         Ok(values)
     }
@@ -181,6 +184,19 @@ impl Pretrained {
         self.places.extend(reader.tensors().keys().map(|name| (name.clone(), at)));
         self.files.push(reader);
         Ok(())
+    }
+}
+
+/// Elements of a run below which reading it by itself is slower than reading the whole tensor.
+const SHORT: u64 = 256;
+
+/// Copies the elements of a view out of their tensor.
+fn gather(view: &View, whole: &[f32], own: &mut [f32]) {
+    let mut rest = own;
+    for (first, len) in view.runs() {
+        let (run, behind) = std::mem::take(&mut rest).split_at_mut(len as usize);
+        run.copy_from_slice(&whole[first as usize..(first + len) as usize]);
+        rest = behind;
     }
 }
 

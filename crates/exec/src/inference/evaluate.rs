@@ -1,10 +1,7 @@
 //! Loss on held-out text.
 
-use super::kv_cache::Sequences;
-use super::network::Network;
+use super::network::{Network, losses};
 use crate::data::{Data, DataError};
-use paceline_kernels::Rows;
-use paceline_kernels::loss::{self, Columns};
 
 /// Result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,17 +42,8 @@ pub fn evaluate(
                 data.fill(sample, ahead, tokens)?;
             }
         }
-        let hidden = network.hidden(&tokens, &positions, &mut Sequences { seq });
-        let logits = network.logits(&hidden);
-        let rows = Rows { rows: tokens.len(), width: vocab };
-        let columns = Columns { first: 0, valid: vocab };
-        let mut max = vec![0.0; rows.rows];
-        let mut stats = vec![0.0; 2 * rows.rows];
-        let mut losses = vec![0.0; rows.rows];
-        loss::row_max(rows, columns, &logits, &mut max);
-        loss::softmax_stats(rows, columns, &logits, &max, &targets, &mut stats);
-        loss::cross_entropy(&stats, &mut losses);
-        total += losses.iter().map(|&loss| f64::from(loss)).sum::<f64>();
+        let logits = network.logits(&tokens, &positions);
+        total += losses(&logits, &targets, vocab);
         done += count;
         on_progress(done);
     }

@@ -3,7 +3,6 @@
 use super::kv_cache::KvCache;
 use super::network::Network;
 use paceline_kernels::philox::Stream;
-use paceline_plan::model::ModelKind;
 use thiserror::Error;
 
 /// Sampling of the next token.
@@ -65,26 +64,21 @@ pub fn generate(
         return Err(GenerateError::Token { token, vocab: model.vocab });
     }
     let last = prompt.len().saturating_add(tokens).saturating_sub(1) as u64;
-    let positions = match model.kind {
-        ModelKind::Gpt2 => model.max_positions,
-        ModelKind::Llama
-        | ModelKind::Mlp
-        | ModelKind::Resnet
-        | ModelKind::Dlrm
-        | ModelKind::Moe => u64::from(u32::MAX),
+    let positions = match model.max_positions {
+        0 => u64::from(u32::MAX),
+        learned => learned,
     };
     if last > positions {
         return Err(GenerateError::Long { prompt: prompt.len(), tokens, positions });
     }
     let mut memory = KvCache::new(model.layers as usize);
-    let width = model.d_model as usize;
+    let graph = network.graph(last);
     let draws = Stream::new(sampling.seed, "generate");
     let mut read = prompt.to_vec();
     let mut position = 0;
     for number in 0..tokens {
         let positions: Vec<u32> = (position..position + read.len() as u32).collect();
-        let hidden = network.hidden(&read, &positions, &mut memory);
-        let mut logits = network.logits(&hidden[hidden.len() - width..]);
+        let mut logits = network.next(&graph, &read, &positions, &mut memory);
         position += read.len() as u32;
         let token = draw(&mut logits, sampling, draws.uniform(number as u64));
         if !each(token) {

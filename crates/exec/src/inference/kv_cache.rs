@@ -3,15 +3,18 @@
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{attention, linear};
 
-/// Heads of a model.
+/// Heads and scores of an attention.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heads {
+pub(super) struct Attention<'a> {
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
+    pub(super) scores: attention::Scores,
+    /// Score of no key of each head, if there are any.
+    pub(super) sinks: Option<&'a [f32]>,
 }
 
-impl Heads {
+impl Attention<'_> {
     /// Width of a row of queries, keys and values.
     fn width(self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -21,7 +24,7 @@ impl Heads {
 /// Attention of one layer, computed by the threads of a pool.
 pub(super) trait Attend {
     /// Computes rows of attention outputs from rows of queries, keys and values.
-    fn attend(&mut self, layer: usize, on: (Heads, &Pool), qkv: &[f32], seen: &mut [f32]);
+    fn attend(&mut self, layer: usize, on: (Attention<'_>, &Pool), qkv: &[f32], seen: &mut [f32]);
 }
 
 /// Whole sequences of one length.
@@ -31,21 +34,15 @@ pub(super) struct Sequences {
 }
 
 impl Attend for Sequences {
-    fn attend(&mut self, _: usize, on: (Heads, &Pool), qkv: &[f32], seen: &mut [f32]) {
-        let (heads, pool) = on;
-        let Heads { heads: queries, kv_heads, head_dim } = heads;
-        let rows = qkv.len() / heads.width();
-        let shape = attention::Shape {
-            batch: rows / self.seq.max(1),
-            seq: self.seq,
-            heads: queries,
-            kv_heads,
-            head_dim,
-            causal: true,
-        };
-        let mut lse = vec![0.0; rows * queries];
+    fn attend(&mut self, _: usize, on: (Attention<'_>, &Pool), qkv: &[f32], seen: &mut [f32]) {
+        let (of, pool) = on;
+        let Attention { heads, kv_heads, head_dim, scores, sinks } = of;
+        let rows = qkv.len() / of.width();
+        let batch = rows / self.seq.max(1);
+        let shape = attention::Shape { batch, seq: self.seq, heads, kv_heads, head_dim, scores };
+        let mut lse = vec![0.0; rows * heads];
         let mut workspace = vec![0.0; pool.threads() * shape.forward_workspace::<f32>()];
-        attention::forward(pool, shape, qkv, seen, &mut lse, &mut workspace);
+        attention::forward(pool, shape, qkv, sinks, seen, &mut lse, &mut workspace);
     }
 }
 
@@ -69,16 +66,16 @@ impl KvCache {
 }
 
 impl Attend for KvCache {
-    fn attend(&mut self, layer: usize, on: (Heads, &Pool), qkv: &[f32], seen: &mut [f32]) {
-        let (heads, pool) = on;
-        let Heads { heads: queries, kv_heads, head_dim } = heads;
+    fn attend(&mut self, layer: usize, on: (Attention<'_>, &Pool), qkv: &[f32], seen: &mut [f32]) {
+        let (of, pool) = on;
+        let Attention { heads, kv_heads, head_dim, scores, sinks } = of;
         let remembered = &mut self.layers[layer];
         remembered.keys.resize(kv_heads, Vec::new());
         remembered.values.resize(kv_heads, Vec::new());
         let first = remembered.keys.first().is_none_or(Vec::is_empty);
-        let rows = qkv.len() / heads.width();
-        for row in qkv.chunks_exact(heads.width()) {
-            let (keys, values) = row[queries * head_dim..].split_at(kv_heads * head_dim);
+        let rows = qkv.len() / of.width();
+        for row in qkv.chunks_exact(of.width()) {
+            let (keys, values) = row[heads * head_dim..].split_at(kv_heads * head_dim);
             for (into, from) in [(&mut remembered.keys, keys), (&mut remembered.values, values)] {
                 for (into, from) in into.iter_mut().zip(from.chunks_exact(head_dim)) {
                     into.extend_from_slice(from);
@@ -91,30 +88,26 @@ impl Attend for KvCache {
         }
         assert_eq!(rows, 1, "a sequence that has begun grows by one token");
         // The queries of a group share a head of keys and values.
-        let group = queries / kv_heads;
-        let scale = 1.0 / (head_dim as f32).sqrt();
+        let group = heads / kv_heads;
         let seen = seen.chunks_exact_mut(group * head_dim);
         let queries = qkv.chunks_exact(group * head_dim);
-        for ((keys, values), (queries, seen)) in
-            remembered.keys.iter().zip(&remembered.values).zip(queries.zip(seen))
+        for (number, ((keys, values), (queries, seen))) in
+            remembered.keys.iter().zip(&remembered.values).zip(queries.zip(seen)).enumerate()
         {
             let tokens = keys.len() / head_dim;
-            let shape = linear::Shape { rows: group, inputs: head_dim, outputs: tokens };
-            let mut scores = vec![0.0; group * tokens];
-            linear::forward(pool, shape, queries, keys, &mut scores);
-            for scores in scores.chunks_exact_mut(tokens) {
-                soften(scores, scale);
+            let visible = scores.mask.keys(tokens - 1, tokens);
+            let of = visible.start * head_dim..visible.end * head_dim;
+            let shape = linear::Shape { rows: group, inputs: head_dim, outputs: visible.len() };
+            let mut weights = vec![0.0; group * visible.len()];
+            linear::forward(pool, shape, queries, &keys[of.clone()], &mut weights);
+            for (head, weights) in weights.chunks_exact_mut(visible.len()).enumerate() {
+                let head = number * group + head;
+                let sink = sinks.map(|sinks| sinks[head]);
+                let at = attention::Query { head, head_dim, position: tokens - 1 };
+                scores.soften(at, visible.start, sink, weights);
             }
             // The GEMM of a linear layer's input gradient: attention weights times rows of values.
-            linear::input_gradient(pool, shape, &scores, values, seen);
+            linear::input_gradient(pool, shape, &weights, &values[of], seen);
         }
     }
-}
-
-/// Converts scores to attention weights: softmax of the scaled scores.
-fn soften(scores: &mut [f32], scale: f32) {
-    let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    scores.iter_mut().for_each(|score| *score = ((*score - most) * scale).exp());
-    let sum: f32 = scores.iter().sum();
-    scores.iter_mut().for_each(|score| *score /= sum);
 }

@@ -1,46 +1,25 @@
-//! Forward pass of a model's layers.
+//! Models with all their weights.
 
-use super::affine::Affine;
-use super::ffn::Ffn;
-use super::kv_cache::Attend;
-use super::qkv::Qkv;
+use super::Evaluation;
+use super::interpreter::{Input, Interpreter};
+use super::kv_cache::KvCache;
 use crate::checkpoint::{Checkpoint, Source};
+use crate::data::{Data, DataError};
 use crate::hugging_face::{Pretrained, Whole};
 use crate::logical;
 use crate::run::outcome::Parameters;
 use crate::safetensors::SafetensorsError;
 use paceline_kernels::Rows;
-use paceline_kernels::pool::Pool;
-use paceline_kernels::{activation, embedding, linear, reduce};
-use paceline_plan::model::Model;
+use paceline_kernels::loss::{self, Columns};
+use paceline_plan::graph::{Graph, build};
+use paceline_plan::model::{Body, Model};
 use std::collections::BTreeMap;
 
-/// A model with all its weights.
+/// A model of tokens with all its weights.
 #[derive(Debug)]
 pub struct Network {
     model: Model,
-    table: Vec<f32>,
-    /// Separate table of the head, if it has one.
-    head: Option<Vec<f32>>,
-    positions: Option<Vec<f32>>,
-    blocks: Vec<Block>,
-    norm: Option<Affine>,
-    pool: Pool,
-}
-
-#[derive(Debug)]
-struct Block {
-    /// `None` for a network without attention.
-    attention: Option<Attention>,
-    feed: Ffn,
-}
-
-#[derive(Debug)]
-struct Attention {
-    norm1: Affine,
-    project: Qkv,
-    out: Affine,
-    norm2: Affine,
+    interpreter: Interpreter,
 }
 
 impl Network {
@@ -51,7 +30,7 @@ impl Network {
 
     /// Takes the weights of a finished run.
     pub fn from_parameters(model: &Model, tensors: Parameters) -> Self {
-        Self::of(model, tensors)
+        Self { model: model.without_mtp(), interpreter: Interpreter::new(tensors) }
     }
 
     /// Loads the weights of a Hugging Face directory.
@@ -66,112 +45,123 @@ impl Network {
 
     /// Reads the weights for the next token; multi-token prediction modules are left out.
     fn load(model: &Model, source: &mut dyn Source) -> Result<Self, SafetensorsError> {
-        let mut tensors = BTreeMap::new();
-        for (name, dims) in logical::tensors(&model.without_mtp()) {
-            let values = source.whole(&name, dims)?;
-            tensors.insert(name, values);
-        }
-        Ok(Self::of(model, tensors))
+        let tensors = read(&model.without_mtp(), source)?;
+        Ok(Self::from_parameters(model, tensors))
     }
 
-    fn of(model: &Model, mut tensors: Parameters) -> Self {
-        let mut blocks = Vec::new();
-        for layer in 0..model.layers {
-            let name = format!("blocks.{layer}");
-            let attention = model.kind.has_attention().then(|| Attention {
-                norm1: Affine::take(&mut tensors, &format!("{name}.norm1")),
-                project: Qkv::take(model, &mut tensors, &name),
-                out: Affine::take(&mut tensors, &format!("{name}.attention_out")),
-                norm2: Affine::take(&mut tensors, &format!("{name}.norm2")),
-            });
-            let feed = Ffn::take(model, &mut tensors, layer, &name);
-            blocks.push(Block { attention, feed });
-        }
-        let norm = model.kind.has_attention().then(|| Affine::take(&mut tensors, "head.norm"));
-        Self {
-            model: model.clone(),
-            table: tensors.remove("embedding.table.weight").unwrap_or_default(),
-            head: tensors.remove("head.table.weight"),
-            positions: tensors.remove("embedding.position.weight"),
-            blocks,
-            norm,
-            // If no threads can be started, the calling thread computes alone.
-            pool: std::thread::available_parallelism()
-                .and_then(Pool::new)
-                .unwrap_or_else(|_| Pool::single()),
-        }
+    /// Operators for sequences of up to `seq` tokens: rotations and masks may depend on it.
+    pub(super) fn graph(&self, seq: u64) -> Graph {
+        build(&self.model, 1, seq.max(1), 1)
     }
 
-    /// Residual stream after the last layer, normalised: one row per token.
-    ///
-    /// `tokens` are sequences of `positions.len()` tokens each, at these positions; `attend`
-    /// computes the attention.
-    pub(super) fn hidden(
+    /// Logits of sequences of `positions.len()` tokens each, at these positions.
+    pub fn logits(&self, tokens: &[u32], positions: &[u32]) -> Vec<f32> {
+        let graph = self.graph(positions.len() as u64);
+        super::interpreter::of_sequences(&self.interpreter, &graph, tokens, positions)
+    }
+
+    /// Logits of the token after the given ones, which follow those in the cache.
+    pub(super) fn next(
         &self,
+        graph: &Graph,
         tokens: &[u32],
         positions: &[u32],
-        attend: &mut dyn Attend,
+        attend: &mut KvCache,
     ) -> Vec<f32> {
-        let width = self.model.d_model as usize;
-        let rows = Rows { rows: tokens.len(), width };
-        let mut x = vec![0.0; rows.rows * width];
-        embedding::forward(rows, 0, tokens, &self.table, &mut x);
-        if let Some(table) = &self.positions {
-            let embedded = x.clone();
-            embedding::position_forward(rows, positions, &embedded, table, &mut x);
+        let mut input = Input::Tokens { tokens, positions, attend, last: true };
+        self.interpreter.logits(graph, &mut input)
+    }
+}
+
+fn read(model: &Model, source: &mut dyn Source) -> Result<Parameters, SafetensorsError> {
+    let mut tensors = BTreeMap::new();
+    for (name, dims) in logical::tensors(model) {
+        let values = source.whole(&name, dims)?;
+        tensors.insert(name, values);
+    }
+    Ok(tensors)
+}
+
+/// A network on images or clicks with all its weights.
+#[derive(Debug)]
+pub struct ImageNetwork {
+    model: Model,
+    graph: Graph,
+    interpreter: Interpreter,
+}
+
+impl ImageNetwork {
+    /// Returns true if a model is such a network.
+    pub fn is(model: &Model) -> bool {
+        match model.body() {
+            Body::Tokens {} | Body::Decoder { .. } => false,
+            Body::Images(_) | Body::Clicks(_) => true,
         }
-        for (layer, block) in self.blocks.iter().enumerate() {
-            match &block.attention {
-                Some(attention) => {
-                    let y = self.attended(attention, layer, positions, attend, &x);
-                    reduce::add(&y, &mut x);
-                    let normed = attention.norm2.normed(self.model.norm_eps, &x);
-                    let y = block.feed.forward(&self.model, &self.pool, rows.rows, &normed);
-                    reduce::add(&y, &mut x);
-                }
-                None => {
-                    let y = block.feed.forward(&self.model, &self.pool, rows.rows, &x);
-                    activation::relu_forward(&y, &mut x);
-                }
+    }
+
+    /// Loads the weights of a checkpoint.
+    pub fn from_checkpoint(model: &Model, from: &Checkpoint) -> Result<Self, SafetensorsError> {
+        Ok(Self::from_parameters(model, read(model, &mut from.weights())?))
+    }
+
+    /// Takes the weights of a finished run.
+    pub fn from_parameters(model: &Model, tensors: Parameters) -> Self {
+        let (model, graph) = (model.clone(), build(model, 1, 1, 1));
+        Self { model, graph, interpreter: Interpreter::new(tensors) }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Evaluates the first `samples` samples, `batch` at a time: the mean loss, and the fraction
+    /// whose class or click was predicted correctly.
+    pub fn evaluate(&self, data: &Data, samples: u64, batch: u64) -> Result<Evaluation, DataError> {
+        let binary = matches!(self.model.body(), Body::Clicks(_));
+        let classes = if binary { 1 } else { self.model.vocab as usize };
+        let (mut total, mut right, mut done) = (0.0, 0u64, 0);
+        while done < samples {
+            let count = batch.max(1).min(samples - done);
+            let mut targets = vec![0; count as usize];
+            for (sample, target) in (done..).zip(targets.chunks_mut(1)) {
+                data.fill(sample, 1, target)?;
             }
+            let mut seen = Input::Samples { data, first: done, count: count as usize };
+            let logits = self.interpreter.logits(&self.graph, &mut seen);
+            for (logits, &target) in logits.chunks(classes).zip(&targets) {
+                let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let found = match binary {
+                    true => (logits[0] > 0.0) == (target == 1),
+                    false => logits[target as usize] >= best,
+                };
+                right += u64::from(found);
+            }
+            total += if binary {
+                let mut losses = vec![0.0; targets.len()];
+                loss::binary_cross_entropy(&logits, &targets, &mut losses);
+                losses.iter().map(|&loss| f64::from(loss)).sum()
+            } else {
+                losses(&logits, &targets, classes)
+            };
+            done += count;
         }
-        match &self.norm {
-            Some(norm) => norm.normed(self.model.norm_eps, &x),
-            None => x,
-        }
+        let mean = |sum: f64| if samples == 0 { f64::NAN } else { sum / samples as f64 };
+        let accuracy = Some(mean(right as f64));
+        let loss = mean(total);
+        Ok(Evaluation { loss, accuracy, tokens: samples, samples, floor: data.floor() })
     }
+}
 
-    /// Contribution of attention to the residual stream.
-    fn attended(
-        &self,
-        attention: &Attention,
-        layer: usize,
-        positions: &[u32],
-        attend: &mut dyn Attend,
-        x: &[f32],
-    ) -> Vec<f32> {
-        let (model, pool) = (&self.model, &self.pool);
-        let rows = x.len() / model.d_model.max(1) as usize;
-        let normed = attention.norm1.normed(model.norm_eps, x);
-        let qkv = attention.project.rows(model, pool, positions, (rows, &normed));
-        let mut seen = vec![0.0; rows * model.query_width() as usize];
-        attend.attend(layer, (Qkv::heads(model), pool), &qkv, &mut seen);
-        attention.out.product(pool, rows, &attention.project.seen(model, seen))
-    }
-
-    /// Logits of rows of the residual stream.
-    pub(super) fn logits(&self, hidden: &[f32]) -> Vec<f32> {
-        let (width, vocab) = (self.model.d_model as usize, self.model.vocab as usize);
-        let rows = hidden.len() / width;
-        let mut logits = vec![0.0; rows * vocab];
-        let shape = linear::Shape { rows, inputs: width, outputs: vocab };
-        linear::forward(
-            &self.pool,
-            shape,
-            hidden,
-            self.head.as_ref().unwrap_or(&self.table),
-            &mut logits,
-        );
-        logits
-    }
+/// Sum of the losses of some rows.
+pub(super) fn losses(logits: &[f32], targets: &[u32], classes: usize) -> f64 {
+    let rows = Rows { rows: targets.len(), width: classes };
+    let columns = Columns { first: 0, valid: classes };
+    let mut max = vec![0.0; rows.rows];
+    let mut stats = vec![0.0; 2 * rows.rows];
+    let mut losses = vec![0.0; rows.rows];
+    loss::row_max(rows, columns, logits, &mut max);
+    loss::softmax_stats(rows, columns, logits, &max, targets, &mut stats);
+    loss::cross_entropy(&stats, &mut losses);
+    losses.iter().map(|&loss| f64::from(loss)).sum()
 }

@@ -69,6 +69,41 @@ pub(crate) fn tiny_llama() -> Model {
     Model::new("tiny-llama", shape).expect("sound")
 }
 
+/// A model of kind `decoder` with the sizes of the others, described by some more keys.
+fn decoder(name: &str, keys: &str) -> Model {
+    let ModelDims { layers, d_model, heads, head_dim, seq, vocab, .. } = GPT;
+    let text = format!(
+        "name = \"{name}\"\nkind = \"decoder\"\nlayers = {layers}\nd_model = {d_model}\nheads = {heads}\n\
+         kv_heads = 2\nhead_dim = {head_dim}\nseq = {seq}\nvocab = {vocab}\n{keys}"
+    );
+    Model::parse(&text, name).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+/// Qwen3's layers: norms of queries and keys.
+pub(crate) fn tiny_qwen3() -> Model {
+    decoder("tiny-qwen3", "ffn = 32\ntied = true\nquery_key_norm = \"head\"\n")
+}
+
+/// Gemma 3's layers: windows with another rotary base, sandwich norms, scaled embeddings.
+pub(crate) fn tiny_gemma3() -> Model {
+    decoder(
+        "tiny-gemma3",
+        "ffn = 32\ntied = true\nactivation = \"geglu\"\nnorm = \"rms-unit\"\nnorms = \"sandwich\"\n\
+         query_key_norm = \"head-unit\"\nembedding_scale = 4.0\nattention_pattern = \"sf\"\nwindow = 5\n\
+         window_theta = 100.0\nlogit_softcap = 8.0\nrope_scaling = \"linear\"\nrope_factor = 2.0\n",
+    )
+}
+
+/// gpt-oss's layers: windows, scores of no key, clamped experts with biases.
+pub(crate) fn tiny_gpt_oss() -> Model {
+    decoder(
+        "tiny-gpt-oss",
+        "ffn = 16\nactivation = \"clamped-swiglu\"\nexperts = 4\ntopk = 2\nqkv_bias = true\n\
+         attention_bias = true\nffn_bias = true\nrouter_bias = true\nsinks = true\n\
+         attention_pattern = \"sf\"\nwindow = 6\n",
+    )
+}
+
 /// MoE with query and key norms, a dense first layer, a shared expert, too little capacity.
 pub(crate) fn tiny_moe() -> Model {
     moe("tiny-moe", Experts { capacity: 1.0, ..EXPERTS }, Latent::default())

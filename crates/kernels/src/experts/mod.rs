@@ -5,6 +5,7 @@
 //! holds experts. A region is filled from its start, expert after expert; counts give the number of
 //! rows of each, and the rows after them are zero.
 
+pub mod bias;
 pub mod dispatch;
 pub mod product;
 pub mod route;

@@ -46,6 +46,10 @@ pub struct Routing {
     /// Number of shards of sequences in zigzag layout. Rows are stored shard by shard, and within a
     /// shard sequence by sequence: of each a run from the front and one from the end.
     pub parts: usize,
+    /// True if the weights of a token's experts are their scores, not divided by their sum.
+    pub raw: bool,
+    /// True if a group is judged by its best expert instead of its best two.
+    pub best_of_group: bool,
 }
 
 impl Routing {
@@ -244,7 +248,8 @@ fn choose<'r, T: Element>(
             }
         }
         if routing.kept_groups < routing.groups {
-            keep_groups(routing.kept_groups, keys, &mut groups[..routing.groups]);
+            let (kept, two) = (routing.kept_groups, !routing.best_of_group);
+            keep_groups(kept, two, keys, &mut groups[..routing.groups]);
         }
         largest(keys, chosen);
     }
@@ -252,9 +257,9 @@ fn choose<'r, T: Element>(
     (chosen, counts)
 }
 
-/// Restricts the choice to the `kept` groups whose two largest keys have the largest sum; of equal
-/// ones the first.
-fn keep_groups(kept: usize, keys: &mut [f32], sums: &mut [f32]) {
+/// Restricts the choice to the `kept` groups whose largest key, or whose `two` largest keys, have the
+/// largest sum; of equal ones the first.
+fn keep_groups(kept: usize, two: bool, keys: &mut [f32], sums: &mut [f32]) {
     let each = (keys.len() / sums.len().max(1)).max(1);
     for (sum, keys) in sums.iter_mut().zip(keys.chunks_exact(each)) {
         let (mut best, mut next) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
@@ -265,7 +270,7 @@ fn keep_groups(kept: usize, keys: &mut [f32], sums: &mut [f32]) {
                 next = key;
             }
         }
-        *sum = best + if each > 1 { next } else { 0.0 };
+        *sum = best + if two && each > 1 { next } else { 0.0 };
     }
     for group in 0..sums.len() {
         let before = |other: &usize| {
@@ -340,10 +345,10 @@ fn weights<T: Element>(routing: Routing, logits: &[T], chosen: &[u32], gates: &m
     for (gate, &choice) in gates.iter_mut().zip(chosen) {
         *gate = score(&logits[expert(choice)]);
     }
-    // A single sigmoid score is not divided; a single softmax score is a share of all.
-    let sum: f32 = match (gates.len(), routing.sigmoid) {
-        (1, true) => 1.0,
-        (1, false) => logits.iter().map(score).sum(),
+    // A raw sigmoid score is not divided; a raw softmax score is a share of all.
+    let sum: f32 = match (routing.raw || gates.len() == 1, routing.sigmoid) {
+        (true, true) => 1.0,
+        (true, false) => logits.iter().map(score).sum(),
         _ => gates.iter().sum(),
     };
     let factor = routing.scale / sum;
@@ -356,7 +361,7 @@ struct Picked {
     factor: f32,
     /// Weighted mean of the gates' gradients, if gates are divided by the sum of the chosen scores.
     mean: f32,
-    /// Share of the only gate of a softmax, times its gradient.
+    /// Sum of the gradients of a softmax's raw gates, weighted with the scores.
     single: f32,
 }
 
@@ -365,9 +370,9 @@ impl Picked {
         let score = |&choice: &u32| scores[choice as usize];
         let sum: f32 = chosen.iter().map(score).sum();
         let weighted: f32 = chosen.iter().zip(dgates).map(|(c, d)| score(c) * d).sum();
-        match (chosen.len(), routing.sigmoid) {
-            (1, true) => Self { factor: routing.scale, mean: 0.0, single: 0.0 },
-            (1, false) => {
+        match (routing.raw || chosen.len() == 1, routing.sigmoid) {
+            (true, true) => Self { factor: routing.scale, mean: 0.0, single: 0.0 },
+            (true, false) => {
                 let all: f32 = scores.iter().sum();
                 let factor = routing.scale / all;
                 Self { factor, mean: 0.0, single: weighted * factor }
@@ -402,6 +407,8 @@ mod tests {
         groups: 1,
         kept_groups: 1,
         parts: 1,
+        raw: false,
+        best_of_group: false,
     };
 
     /// Choices, gates and number of dropped choices for the rows `own`.

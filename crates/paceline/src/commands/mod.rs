@@ -10,6 +10,7 @@ mod demo;
 mod eval;
 mod gemm;
 mod generate;
+mod import;
 mod launch;
 mod loaded_model;
 mod models;
@@ -82,6 +83,7 @@ enum Command {
     Generate(generate::Flags),
     Models(models::Flags),
     Clusters(clusters::Flags),
+    Import(import::Flags),
     #[command(external_subcommand)]
     Other(Vec<String>),
 }
@@ -197,6 +199,7 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
         Some(Command::Generate(flags)) => generate::run(&flags, origins),
         Some(Command::Models(flags)) => models::run(&flags),
         Some(Command::Clusters(flags)) => clusters::run(&flags),
+        Some(Command::Import(flags)) => import::run(&flags),
         Some(Command::Other(words)) => Err(no_such_command(&words)),
     }
 }

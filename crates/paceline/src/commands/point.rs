@@ -40,6 +40,7 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         | Command::Generate(_)
         | Command::Models(_)
         | Command::Clusters(_)
+        | Command::Import(_)
         | Command::Other(_) => return None,
     };
     let has_picture = matches!(command, Command::Simulate(own) if own.has_picture())

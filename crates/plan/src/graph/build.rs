@@ -1,38 +1,49 @@
 //! Builds the operator graph of each model, before sharding.
 
+mod experts;
+
 use super::{
-    ActivationKind, Graph, Heads, Init, LatentHeads, LayerDecl, LayerGraph, LinearRole, NormKind,
-    OpKind, OpPass, Operator, Param, Routing, Tensor, TensorClass, differentiate, dlrm, resnet,
+    ActivationKind, GateKind, Graph, HeadNormKind, Heads, Init, LatentHeads, LayerDecl, LayerGraph,
+    LinearRole, NormKind, OpKind, OpPass, Operator, Param, Rotary, Scores, Tensor, TensorClass,
+    differentiate, dlrm, resnet,
 };
 use crate::ids::{ParamId, TensorId};
-use crate::model::{Activation, Body, Experts, Latent, Model, ModelKind, Router};
+use crate::model::{
+    Activation, Body, Decoder, Latent, LayerForm, Model, ModelKind, Norms, Position, Residual,
+};
 
 /// Builds the graph of a model for microbatches of `batch` sequences (over all replicas) of `seq`
 /// tokens.
 ///
 /// `tokens_per_iteration` is the number of predictions over which the loss is averaged.
 pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> Graph {
-    let sizes = Sizes { model, tokens: batch * seq, seq, tokens_per_iteration };
+    let decoder = model.decoder();
+    let sizes = Sizes { model, decoder, tokens: batch * seq, seq, tokens_per_iteration };
     match model.body() {
-        Body::Tokens {} => {}
+        Body::Tokens {} | Body::Decoder { .. } => {}
         Body::Images(net) => return resnet::build(net, &sizes, batch),
         Body::Clicks(net) => return dlrm::build(net, &sizes, batch),
     }
-    let block = match model.kind {
-        ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => mlp_block(&sizes),
-        ModelKind::Gpt2 | ModelKind::Llama => transformer_block("block", &sizes),
-        ModelKind::Moe => transformer_block("experts", &sizes),
-    };
-    let mut kinds = vec![embedding(&sizes), block, head(&sizes, 0)];
-    let dense = model.experts.dense_layers;
-    if dense > 0 {
-        kinds.push(transformer_block("block", &sizes));
-    }
     let mut layers = vec![LayerDecl { name: "embedding".into(), kind: 0 }];
-    layers.extend((0..model.layers).map(|i| {
-        let kind = if i < dense { 3 } else { 1 };
-        LayerDecl { name: format!("blocks.{i}"), kind }
-    }));
+    let mut kinds = vec![embedding(&sizes)];
+    if model.kind == ModelKind::Mlp {
+        kinds.push(mlp_block(&sizes));
+    } else {
+        // Prediction modules have layers like the last one.
+        kinds.push(block(&sizes, sizes.form(model.layers.saturating_sub(1))));
+    }
+    kinds.push(head(&sizes, 0));
+    let mut forms = vec![(sizes.form(model.layers.saturating_sub(1)), 1)];
+    for number in 0..model.layers {
+        let form = sizes.form(number);
+        let known = forms.iter().find(|(known, _)| *known == form).map(|(_, kind)| *kind);
+        let kind = known.unwrap_or_else(|| {
+            kinds.push(block(&sizes, form));
+            forms.push((form, kinds.len() - 1));
+            kinds.len() - 1
+        });
+        layers.push(LayerDecl { name: format!("blocks.{number}"), kind });
+    }
     layers.push(LayerDecl { name: "head".into(), kind: 2 });
     for depth in 1..=model.mtp.depth {
         let (name, kind) = (format!("blocks.{}", model.layers + depth - 1), kinds.len());
@@ -49,44 +60,80 @@ pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> 
 /// Sizes for which the layers of a graph are built.
 pub(super) struct Sizes<'a> {
     pub(super) model: &'a Model,
+    /// Description of the layers; unused by networks that are no decoders.
+    decoder: Decoder,
     pub(super) tokens: u64,
     seq: u64,
     pub(super) tokens_per_iteration: u64,
 }
 
+impl Sizes<'_> {
+    fn form(&self, number: u64) -> LayerForm {
+        self.decoder.layer(self.model, number, self.seq)
+    }
+}
+
 fn embedding(s: &Sizes<'_>) -> LayerGraph {
-    let m = s.model;
+    let (m, d) = (s.model, &s.decoder);
     let mut layer = Builder::new("embedding", s);
     let tokens = layer.tensor("tokens", 1, TensorClass::Tokens);
     let table = layer.table(0, m.tied || m.mtp.depth > 0);
     let mut x = layer.activation("embedded", m.d_model);
     layer.op(OpKind::Embedding, &[tokens], &[table], &[x]);
-    if m.kind == ModelKind::Gpt2 {
+    x = layer.scaled("embedding.scaled", x, d.embedding_scale);
+    if d.position == Position::Learned && m.kind != ModelKind::Mlp {
         let positions =
             layer.param("position.weight", [m.max_positions, m.d_model], Init::Normal(0.02), true);
         let y = layer.activation("y", m.d_model);
         layer.op(OpKind::Position, &[x], &[positions], &[y]);
         x = y;
     }
+    if d.embedding_norm {
+        x = layer.norm("norm", x);
+    }
     layer.finish(None, Some(x))
 }
 
-/// Attention and a feed-forward part: one network in a `block`, several in a layer of `experts`.
-fn transformer_block(name: &str, s: &Sizes<'_>) -> LayerGraph {
-    let m = s.model;
-    let mut layer = Builder::new(name, s);
+/// Attention and a feed-forward part: one network, or several experts.
+fn block(s: &Sizes<'_>, form: LayerForm) -> LayerGraph {
+    let (m, d) = (s.model, &s.decoder);
+    let last = s.form(m.layers.saturating_sub(1));
+    let mut name = if form.experts { "experts" } else { "block" }.to_owned();
+    if (form.mask, form.rotation) != (last.mask, last.rotation) {
+        name.push_str(match (form.rotation, form.mask) {
+            (None, _) => ".unrotated",
+            (Some(_), super::Mask::Window(_)) => ".window",
+            (Some(_), super::Mask::Chunk(_)) => ".chunk",
+            (Some(_), super::Mask::Causal | super::Mask::Full) => ".full",
+        });
+    }
+    let mut layer = Builder::new(&name, s);
     let x = layer.activation("x", m.d_model);
-    let n1 = layer.norm("norm1", x);
-    let attended = if m.latent.is_none() { layer.attention(n1) } else { layer.latent(n1) };
-    let out = layer.linear("attention_out", attended, &[m.d_model], LinearRole::AttentionOut);
-    let middle = layer.add("middle", x, out);
-    let n2 = layer.norm("norm2", middle);
-    let fed = match name {
-        "experts" => layer.experts(n2),
-        _ if m.kind == ModelKind::Moe => layer.feed_forward("", n2, m.experts.dense_ffn),
-        _ => layer.feed_forward("", n2, m.ffn),
+    let y = match d.residual {
+        Residual::Sequential => {
+            let n1 = layer.pre_norm("norm1", x);
+            let out = layer.attended(n1, form);
+            let out = layer.contribution("1", out);
+            let middle = layer.add("middle", x, out);
+            let n2 = layer.pre_norm("norm2", middle);
+            let fed = layer.fed(n2, form);
+            let fed = layer.contribution("2", fed);
+            layer.add("y", middle, fed)
+        }
+        Residual::Parallel | Residual::ParallelNorms => {
+            let n1 = layer.pre_norm("norm1", x);
+            let n2 = match d.residual {
+                Residual::ParallelNorms => layer.pre_norm("norm2", x),
+                Residual::Parallel | Residual::Sequential => n1,
+            };
+            let out = layer.attended(n1, form);
+            let out = layer.contribution("1", out);
+            let fed = layer.fed(n2, form);
+            let fed = layer.contribution("2", fed);
+            let middle = layer.add("middle", out, fed);
+            layer.add("y", middle, x)
+        }
     };
-    let y = layer.add("y", middle, fed);
     layer.finish(Some(x), Some(y))
 }
 
@@ -141,8 +188,18 @@ fn head(s: &Sizes<'_>, depth: u64) -> LayerGraph {
     let targets = layer.tensor("targets", 1, class);
     let table = layer.table(depth, m.tied);
     layer.graph.params[table.index()].adds = depth < m.mtp.depth;
-    let logits = layer.activation("logits", m.vocab);
+    let mut logits = layer.activation("logits", m.vocab);
     layer.op(OpKind::Linear { role: LinearRole::Head }, &[normed], &[table], &[logits]);
+    let d = &s.decoder;
+    if d.head_bias {
+        logits = layer.biased("logits.biased", "table.bias", logits, &[m.vocab]);
+    }
+    logits = layer.scaled("logits.scaled", logits, d.logit_scale);
+    if d.logit_softcap > 0.0 {
+        let capped = layer.activation("logits.capped", m.vocab);
+        layer.op(OpKind::SoftCap { cap: d.logit_softcap }, &[logits], &[], &[capped]);
+        logits = capped;
+    }
     layer.loss(logits, targets, if depth == 0 { 1.0 } else { m.mtp.share() });
     layer.finish(Some(x), (depth < m.mtp.depth).then_some(normed))
 }
@@ -150,9 +207,13 @@ fn head(s: &Sizes<'_>, depth: u64) -> LayerGraph {
 fn activation(kind: Activation) -> OpKind {
     let function = match kind {
         Activation::Gelu => ActivationKind::Gelu,
+        Activation::GeluErf => ActivationKind::GeluErf,
         Activation::Relu => ActivationKind::Relu,
         Activation::SquaredRelu => ActivationKind::SquaredRelu,
         Activation::SwiGlu => return OpKind::SwiGlu,
+        Activation::GeGlu => return OpKind::GeGlu,
+        Activation::GeGluErf => return OpKind::Gated { gate: GateKind::GeluErf },
+        Activation::ClampedSwiGlu => return OpKind::Gated { gate: GateKind::ClampedSwiGlu },
     };
     OpKind::Activation { function }
 }
@@ -252,30 +313,93 @@ impl<'a> Builder<'a> {
     }
 
     fn norm(&mut self, name: &str, x: TensorId) -> TensorId {
-        let m = self.sizes.model;
-        let norm = match m.kind {
-            ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => {
-                NormKind::Layer
-            }
-            ModelKind::Llama | ModelKind::Moe => NormKind::Rms,
-        };
+        self.norm_with(name, x, self.sizes.model.norm_eps)
+    }
+
+    fn norm_with(&mut self, name: &str, x: TensorId, eps: f64) -> TensorId {
+        let norm = self.sizes.decoder.norm;
         let width = self.graph.tensor(x).dims[1];
-        let gain = self.param(&format!("{name}.weight"), [1, width], Init::One, false);
+        let one = if norm == NormKind::RmsUnit { Init::Zero } else { Init::One };
+        let gain = self.param(&format!("{name}.weight"), [1, width], one, false);
         let mut params = vec![gain];
         if norm == NormKind::Layer {
             params.push(self.param(&format!("{name}.bias"), [1, width], Init::Zero, false));
         }
         let y = self.activation(name, width);
         // Mean and reciprocal deviation, or only the reciprocal root mean square.
-        let width = if norm == NormKind::Layer { 2 } else { 1 };
+        let width = if norm.is_centred() { 2 } else { 1 };
         let stats = self.tensor(&format!("{name}.stats"), width, TensorClass::Statistic);
-        self.op(OpKind::Norm { norm, eps: m.norm_eps }, &[x], &params, &[y, stats]);
+        self.op(OpKind::Norm { norm, eps }, &[x], &params, &[y, stats]);
         y
+    }
+
+    /// Input of a half of a layer: normalised, unless only outputs are.
+    fn pre_norm(&mut self, name: &str, x: TensorId) -> TensorId {
+        match self.sizes.decoder.norms {
+            Norms::Pre | Norms::Sandwich => self.norm(name, x),
+            Norms::Post => x,
+        }
+    }
+
+    /// What a half of a layer adds to the residual stream: its output, normalised and scaled.
+    fn contribution(&mut self, half: &str, out: TensorId) -> TensorId {
+        let d = &self.sizes.decoder;
+        let out = match d.norms {
+            Norms::Pre => out,
+            Norms::Post | Norms::Sandwich => self.norm(&format!("post{half}"), out),
+        };
+        self.scaled(&format!("scaled{half}"), out, d.residual_scale)
+    }
+
+    /// x·factor, or x without a factor.
+    fn scaled(&mut self, name: &str, x: TensorId, factor: f64) -> TensorId {
+        if factor == 0.0 || factor == 1.0 {
+            return x;
+        }
+        let y = self.activation(name, self.graph.tensor(x).dims[1]);
+        self.op(OpKind::Scale { factor }, &[x], &[], &[y]);
+        y
+    }
+
+    /// Output of attention, projected to the stream.
+    fn attended(&mut self, x: TensorId, form: LayerForm) -> TensorId {
+        let m = self.sizes.model;
+        let attended =
+            if m.latent.is_none() { self.attention(x, form) } else { self.latent(x, form) };
+        self.linear("attention_out", attended, &[m.d_model], LinearRole::AttentionOut)
+    }
+
+    /// Output of the feed-forward part.
+    fn fed(&mut self, x: TensorId, form: LayerForm) -> TensorId {
+        let m = self.sizes.model;
+        match form.experts {
+            true => self.experts(x),
+            false if !m.experts.is_none() => self.feed_forward("", x, m.experts.dense_ffn),
+            false => self.feed_forward("", x, m.ffn),
+        }
     }
 
     /// x·Wᵀ, plus a bias if the model has one. `blocks` are the widths of the concatenated outputs.
     fn linear(&mut self, name: &str, x: TensorId, blocks: &[u64], role: LinearRole) -> TensorId {
-        let m = self.sizes.model;
+        let d = &self.sizes.decoder;
+        let biased = match role {
+            LinearRole::Qkv => d.qkv_bias,
+            LinearRole::AttentionOut => d.attention_bias,
+            LinearRole::Up | LinearRole::Down => d.ffn_bias,
+            LinearRole::Router => d.router_bias,
+            LinearRole::Head | LinearRole::Latent | LinearRole::Join => false,
+        };
+        self.linear_with(name, x, blocks, role, biased)
+    }
+
+    fn linear_with(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        blocks: &[u64],
+        role: LinearRole,
+        biased: bool,
+    ) -> TensorId {
         let inner = self.graph.tensor(x).dims[1];
         let out: u64 = blocks.iter().sum();
         let init = self.spread(inner, role);
@@ -283,14 +407,15 @@ impl<'a> Builder<'a> {
         if blocks.len() > 1 {
             self.graph.params[weight.index()].blocks = blocks.to_vec();
         }
-        let biased = matches!(m.kind, ModelKind::Gpt2 | ModelKind::Mlp);
         let product = if biased { format!("{name}.product") } else { name.to_string() };
         let y = self.activation_of(&product, blocks);
         self.op(OpKind::Linear { role }, &[x], &[weight], &[y]);
-        if !biased {
-            return y;
-        }
-        let bias = self.param(&format!("{name}.bias"), [1, out], Init::Zero, false);
+        if biased { self.biased(name, &format!("{name}.bias"), y, blocks) } else { y }
+    }
+
+    /// y + b.
+    fn biased(&mut self, name: &str, param: &str, y: TensorId, blocks: &[u64]) -> TensorId {
+        let bias = self.param(param, [1, blocks.iter().sum()], Init::Zero, false);
         if blocks.len() > 1 {
             self.graph.params[bias.index()].blocks = blocks.to_vec();
         }
@@ -306,62 +431,116 @@ impl<'a> Builder<'a> {
         let residual = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
         Init::Normal(match m.kind {
             ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => (2.0 / inner as f64).sqrt(),
-            ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe if residual => {
-                0.02 / (2.0 * m.layers as f64).sqrt()
-            }
-            ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe => 0.02,
+            _ if residual => 0.02 / (2.0 * m.layers as f64).sqrt(),
+            ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe | ModelKind::Decoder => 0.02,
         })
     }
 
     /// Attention of all heads on the output of a norm.
-    fn attention(&mut self, x: TensorId) -> TensorId {
-        let m = self.sizes.model;
+    fn attention(&mut self, x: TensorId, form: LayerForm) -> TensorId {
+        let (m, d) = (self.sizes.model, &self.sizes.decoder);
         let heads = Heads { heads: m.heads, kv_heads: m.kv_heads, head_dim: m.head_dim };
         let blocks = [m.query_width(), m.kv_width(), m.kv_width()];
         let mut qkv = self.linear("qkv", x, &blocks, LinearRole::Qkv);
-        if m.qk_norm {
-            let gains = ["q_norm.weight", "k_norm.weight"]
-                .map(|name| self.param(name, [1, m.head_dim], Init::One, false));
-            let normed = self.activation_of("qkv.normed", &blocks);
-            let stats = self.tensor("qkv.stats", m.heads + m.kv_heads, TensorClass::Statistic);
-            self.graph.tensors[stats.index()].blocks = vec![m.heads, m.kv_heads];
-            let kind = OpKind::HeadNorm { heads, eps: m.norm_eps };
-            self.op(kind, &[qkv], &gains, &[normed, stats]);
-            qkv = normed;
+        if d.qkv_clip > 0.0 {
+            let clipped = self.activation_of("qkv.clipped", &blocks);
+            self.op(OpKind::Clamp { limit: d.qkv_clip }, &[qkv], &[], &[clipped]);
+            qkv = clipped;
         }
-        if m.kind.is_rotary() {
+        if !d.qk_norm_last {
+            qkv = self.head_norm(qkv, heads, &blocks);
+        }
+        if let Some((theta, rotary)) = form.rotation {
             let rotated = self.activation_of("qkv.rotated", &blocks);
-            self.op(OpKind::Rope { heads, theta: m.rope_theta }, &[qkv], &[], &[rotated]);
+            self.op(OpKind::Rope { heads, theta, rotary }, &[qkv], &[], &[rotated]);
             qkv = rotated;
         }
-        self.attend(qkv, heads)
+        if d.qk_norm_last && form.rotation.is_some() {
+            qkv = self.head_norm(qkv, heads, &blocks);
+        }
+        if form.temperature {
+            let (floor, slope) = (d.temperature_floor, d.temperature_slope);
+            let grown = self.activation_of("qkv.grown", &blocks);
+            self.op(OpKind::Temperature { heads, floor, slope }, &[qkv], &[], &[grown]);
+            qkv = grown;
+        }
+        self.attend(qkv, heads, form)
     }
 
-    fn attend(&mut self, qkv: TensorId, heads: Heads) -> TensorId {
+    /// Queries and keys normalised, if the model does.
+    fn head_norm(&mut self, qkv: TensorId, heads: Heads, blocks: &[u64; 3]) -> TensorId {
+        let m = self.sizes.model;
+        let Some(norm) = self.sizes.decoder.qk_norm else { return qkv };
+        let (one, gains, stats) = match norm {
+            HeadNormKind::Head => (Init::One, [m.head_dim; 2], [m.heads, m.kv_heads]),
+            HeadNormKind::HeadUnit => (Init::Zero, [m.head_dim; 2], [m.heads, m.kv_heads]),
+            HeadNormKind::Bare => (Init::One, [0; 2], [m.heads, m.kv_heads]),
+            HeadNormKind::Whole => (Init::One, [m.query_width(), m.kv_width()], [1, 1]),
+        };
+        let mut params = Vec::new();
+        for (name, width) in ["q_norm.weight", "k_norm.weight"].into_iter().zip(gains) {
+            if width > 0 {
+                params.push(self.param(name, [1, width], one, false));
+            }
+        }
+        let normed = self.activation_of("qkv.normed", blocks);
+        let width = stats.iter().sum();
+        let statistics = self.tensor("qkv.stats", width, TensorClass::Statistic);
+        self.graph.tensors[statistics.index()].blocks = stats.to_vec();
+        let kind = OpKind::HeadNorm { heads, eps: m.norm_eps, norm };
+        self.op(kind, &[qkv], &params, &[normed, statistics]);
+        normed
+    }
+
+    fn attend(&mut self, qkv: TensorId, heads: Heads, form: LayerForm) -> TensorId {
+        let d = &self.sizes.decoder;
+        let scores = Scores {
+            mask: form.mask,
+            scale: d.attention_scale,
+            softcap: d.attention_softcap,
+            alibi: if d.position == Position::Alibi { heads.heads } else { 0 },
+            alibi_scale: d.alibi_scale,
+            sinks: d.sinks,
+        };
+        let sinks = d.sinks.then(|| self.param("sinks", [1, heads.heads], Init::Zero, false));
         let attended = self.activation("attended", heads.heads * heads.head_dim);
         let lse = self.tensor("lse", heads.heads, TensorClass::Statistic);
-        let kind = OpKind::Attention { heads, seq: self.sizes.seq };
-        self.op(kind, &[qkv], &[], &[attended, lse]);
+        let kind = OpKind::Attention { heads, seq: self.sizes.seq, scores };
+        let mut outputs = vec![attended, lse];
+        if sinks.is_some() {
+            outputs.push(self.push(Tensor {
+                name: "sinks.copy".into(),
+                dims: [1, heads.heads],
+                class: TensorClass::Statistic,
+                blocks: Vec::new(),
+            }));
+        }
+        self.op(kind, &[qkv], sinks.as_slice(), &outputs);
         attended
     }
 
     /// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9 to 19).
-    fn latent(&mut self, x: TensorId) -> TensorId {
-        let m = self.sizes.model;
+    fn latent(&mut self, x: TensorId, form: LayerForm) -> TensorId {
+        let (m, d) = (self.sizes.model, &self.sizes.decoder);
+        let eps = if d.latent_eps > 0.0 { d.latent_eps } else { m.norm_eps };
+        let (theta, rotary) = form.rotation.unwrap_or((m.rope_theta, Rotary::default()));
         let Latent { q_lora, kv_lora, qk_rope, v_dim } = m.latent;
         let (heads, head_dim) = (m.heads, m.head_dim);
-        let shape = LatentHeads { heads, head_dim, rope: qk_rope, v_dim, theta: m.rope_theta };
-        let down = self.linear("q_down", x, &[q_lora], LinearRole::Latent);
-        let down = self.norm("q_norm", down);
-        let q = self.linear("q_up", down, &[heads * head_dim], LinearRole::Qkv);
+        let shape = LatentHeads { heads, head_dim, rope: qk_rope, v_dim, theta, rotary };
+        let mut of = x;
+        if q_lora > 0 {
+            let down = self.linear("q_down", x, &[q_lora], LinearRole::Latent);
+            of = self.norm_with("q_norm", down, eps);
+        }
+        let q = self.linear("q_up", of, &[heads * head_dim], LinearRole::Qkv);
         let down = self.linear("kv_down", x, &[kv_lora], LinearRole::Latent);
-        let down = self.norm("kv_norm", down);
+        let down = self.norm_with("kv_norm", down, eps);
         let own = head_dim - qk_rope + v_dim;
         let kv = self.linear("kv_up", down, &[heads * own], LinearRole::Qkv);
         let turned = self.linear("k_rope", x, &[qk_rope], LinearRole::Latent);
         let qkv = self.activation_of("qkv", &[heads * head_dim; 3]);
         self.op(OpKind::LatentHeads(shape), &[q, kv, turned], &[], &[qkv]);
-        let padded = self.attend(qkv, Heads { heads, kv_heads: heads, head_dim });
+        let padded = self.attend(qkv, Heads { heads, kv_heads: heads, head_dim }, form);
         let values = self.activation("values", heads * v_dim);
         self.op(OpKind::LatentValues(shape), &[padded], &[], &[values]);
         values
@@ -375,97 +554,6 @@ impl<'a> Builder<'a> {
         let active = self.activation(&format!("{prefix}active"), ffn);
         self.op(activation(m.activation), &[up], &[], &[active]);
         self.linear(&format!("{prefix}down"), active, &[m.d_model], LinearRole::Down)
-    }
-
-    /// Routed experts, plus a shared network for all tokens if the model has one.
-    fn experts(&mut self, x: TensorId) -> TensorId {
-        let m = self.sizes.model;
-        let Experts { experts, topk, shared_experts, router, .. } = m.experts;
-        let logits = self.linear("router", x, &[experts], LinearRole::Router);
-        let choices = self.tensor("choices", topk, TensorClass::Index);
-        let gates = self.tensor("gates", topk, TensorClass::Statistic);
-        let (mut made, mut params) = (vec![choices, gates], Vec::new());
-        let routing = self.routing();
-        if routing.capacity.is_some() {
-            made.push(self.scalar("dropped", TensorClass::Dropped));
-        }
-        if router == Router::Sigmoid {
-            params.push(self.param("router.bias", [1, experts], Init::Zero, false));
-        }
-        self.op(OpKind::Route(routing), &[logits], &params, &made);
-
-        let rows = self.dispatched("dispatched", m.d_model);
-        let slots = self.tensor("slots", topk, TensorClass::Index);
-        let counts = self.push(Tensor {
-            name: "counts".into(),
-            dims: [1, experts],
-            class: TensorClass::Counts,
-            blocks: Vec::new(),
-        });
-        let kind = OpKind::Dispatch { experts, topk, regions: 1 };
-        self.op(kind, &[x, choices], &[], &[rows, slots, counts]);
-        let up_blocks = if m.gated() { vec![m.ffn, m.ffn] } else { vec![m.ffn] };
-        let up = self.expert_linear("experts.up", rows, counts, &up_blocks, LinearRole::Up);
-        let active = self.dispatched("experts.active", m.ffn);
-        self.op(activation(m.activation), &[up], &[], &[active]);
-        let down =
-            self.expert_linear("experts.down", active, counts, &[m.d_model], LinearRole::Down);
-        let combined = self.activation("combined", m.d_model);
-        self.op(OpKind::Combine { topk }, &[down, slots, gates], &[], &[combined]);
-        if shared_experts == 0 {
-            return combined;
-        }
-        let shared = self.feed_forward("shared.", x, shared_experts * m.ffn);
-        self.add("fed", combined, shared)
-    }
-
-    fn routing(&self) -> Routing {
-        let (m, seq) = (self.sizes.model, self.sizes.seq);
-        let sequences = (self.sizes.tokens_per_iteration / seq.max(1)).max(1);
-        Routing {
-            experts: m.experts.experts,
-            topk: m.experts.topk,
-            sigmoid: m.experts.router == Router::Sigmoid,
-            scale: m.experts.route_scale,
-            seq,
-            capacity: m.experts.taken(seq),
-            balance: m.experts.balance / sequences as f64,
-            groups: m.experts.groups.max(1),
-            kept_groups: m.experts.group_topk.max(1),
-            parts: 1,
-        }
-    }
-
-    /// Tokens in expert order. Sharding determines the number of rows.
-    fn dispatched(&mut self, name: &str, width: u64) -> TensorId {
-        let dims = [self.sizes.tokens * self.sizes.model.experts.topk, width];
-        let (name, class) = (name.into(), TensorClass::Dispatched);
-        self.push(Tensor { name, dims, class, blocks: Vec::new() })
-    }
-
-    /// Multiplies every token by its expert's matrix.
-    fn expert_linear(
-        &mut self,
-        name: &str,
-        x: TensorId,
-        counts: TensorId,
-        blocks: &[u64],
-        role: LinearRole,
-    ) -> TensorId {
-        let Experts { experts, .. } = self.sizes.model.experts;
-        let [rows, inner] = self.graph.tensor(x).dims;
-        let out: u64 = blocks.iter().sum();
-        let init = self.spread(inner, role);
-        let weight = self.param(&format!("{name}.weight"), [experts * out, inner], init, true);
-        let param = &mut self.graph.params[weight.index()];
-        param.experts = experts;
-        if blocks.len() > 1 {
-            param.blocks = blocks.to_vec();
-        }
-        let y = self.dispatched(name, out);
-        let kind = OpKind::ExpertLinear { role, experts, regions: 1, rows };
-        self.op(kind, &[x, counts], &[weight], &[y]);
-        y
     }
 
     pub(super) fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {

@@ -191,6 +191,8 @@ fn matrix_flops(class: CostClass, pass: OpPass, tokens: u64, weight: [u64; 2]) -
             let vectors = vectors as f64;
             times * (2.0 * tokens * vectors * vectors * width as f64)
         }
+        // The gradient of scores of no key is a sum over rows.
+        CostClass::Attention { .. } if pass == OpPass::BackwardWeight => 0.0,
         CostClass::Attention { heads, keys, .. } => {
             let width = (heads.heads * heads.head_dim) as f64;
             times * (4.0 * tokens * keys as f64 * width)

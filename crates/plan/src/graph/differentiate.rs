@@ -45,8 +45,8 @@ pub(crate) struct Gradient {
     input: (&'static [usize], &'static [Of]),
     /// Operands of the operator for the gradients of the parameters.
     weight: Option<&'static [Of]>,
-    /// True if the gradient of the output is that of every input.
-    passed: bool,
+    /// Number of leading inputs of which the gradient is that of the output.
+    passed: usize,
 }
 
 /// Gradient that an operator's gradients start from.
@@ -61,7 +61,7 @@ enum Start {
 impl Gradient {
     /// No gradient operators.
     pub(super) const NONE: Self =
-        Self { start: Start::Output(0), input: (&[], &[]), weight: None, passed: false };
+        Self { start: Start::Output(0), input: (&[], &[]), weight: None, passed: 0 };
     /// The start of the backward pass.
     pub(super) const LOSS: Self = Self { start: Start::Loss, ..Self::NONE };
 
@@ -77,7 +77,12 @@ impl Gradient {
 
     /// Passes the gradient of the output to all inputs.
     pub(super) const fn passed(self) -> Self {
-        Self { passed: true, ..self }
+        Self { passed: usize::MAX, ..self }
+    }
+
+    /// Passes the gradient of the output to the first input.
+    pub(super) const fn passed_to_first(self) -> Self {
+        Self { passed: 1, ..self }
     }
 
     /// Starts from the gradient of this output instead of the first.
@@ -117,8 +122,8 @@ impl Tape<'_> {
             let reads = self.operands(op, dy, reads, &mut sums);
             self.push(op, OpPass::BackwardWeight, reads, Vec::new());
         }
-        if let Some(dy) = dy.filter(|_| passed) {
-            op.inputs.iter().for_each(|&input| self.contribute(input, dy));
+        if let Some(dy) = dy {
+            op.inputs.iter().take(passed).for_each(|&input| self.contribute(input, dy));
         }
     }
 

@@ -10,13 +10,18 @@ mod build;
 mod cost;
 mod differentiate;
 mod dlrm;
+mod frequencies;
 mod operators;
 mod resnet;
 mod sharding;
 
-pub use attributes::{ActivationKind, Heads, LatentHeads, LinearRole, NormKind, Routing, Window};
+pub use attributes::{
+    ActivationKind, GateKind, HeadNormKind, Heads, LatentHeads, LinearRole, Mask, NormKind, Rotary,
+    Routing, Scores, Window,
+};
 pub use build::build;
 pub use cost::{Cost, CostClass, ElementWise, Permute, Product, RowWise};
+pub use frequencies::{Factors, Scaling};
 pub use operators::OpKind;
 pub(crate) use sharding::Sharding;
 

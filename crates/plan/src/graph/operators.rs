@@ -17,7 +17,8 @@
 
 use super::OpPass;
 use super::attributes::{
-    ActivationKind, Heads, LatentHeads, LinearRole, NormKind, Routing, Window,
+    ActivationKind, GateKind, HeadNormKind, Heads, LatentHeads, LinearRole, NormKind, Rotary,
+    Routing, Scores, Window,
 };
 use super::cost::{CostClass, ElementWise, Permute, Product, RowWise};
 use super::differentiate::Gradient;
@@ -220,19 +221,44 @@ operators! {
         heads: Heads,
         /// Base of the RoPE wavelengths.
         theta: f64,
+        /// Rest of the rotation.
+        rotary: Rotary,
     } => element_wise(ElementWise::Rotation)
         .intensity(4.0)
         .gradient(input(&[Dy]))
         .sharding(Sharding::Width);
 
-    /// qkv → (weighted values, log of the softmax's denominator per head and row).
+    /// qkv → (weighted values, log of the softmax's denominator per head and row). With
+    /// `sinks`, a parameter holds each head's score of no key, of which the third output is a copy
+    /// for its gradient.
     Attention = "attention" {
         /// Head counts.
         heads: Heads,
         /// Number of tokens per sequence.
         seq: u64,
-    } => row(CostClass::Attention { heads, queries: seq, keys: seq, merged: false })
-        .gradient(input(&[Dy, X(0), Y(0), Y(1)]))
+        /// Scores.
+        scores: Scores,
+    } => row(CostClass::Attention {
+            heads,
+            queries: seq,
+            keys: scores.mask.causal_keys(seq),
+            merged: false,
+        })
+        .gradient(input(&[Dy, X(0), Y(0), Y(1)]).weight(&[Dy, Y(0), Y(1), Y(2)]))
+        .sharding(Sharding::WidthWithParams);
+
+    /// qkv → qkv with the query of position p multiplied by 1 + slope·ln(1 + ⌊(p + 1)/floor⌋), as
+    /// in Llama 4's layers without rotation.
+    Temperature = "temperature" {
+        /// Head counts.
+        heads: Heads,
+        /// Positions over which the factor is constant.
+        floor: f64,
+        /// Growth of the factor.
+        slope: f64,
+    } => element_wise(ElementWise::Rotation)
+        .intensity(1.0)
+        .gradient(input(&[Dy]))
         .sharding(Sharding::Width);
 
     /// qkv → its keys and values alone, which ring attention sends around the ring. Its gradient is
@@ -260,6 +286,8 @@ operators! {
         keys: u64,
         /// Distance in ranks that the keys and values have travelled.
         step: u32,
+        /// Scores.
+        scores: Scores,
     } => row(CostClass::Attention { heads, queries, keys, merged: true })
         // Ring steps accumulate.
         .in_place(&[(2, 0), (3, 1)], if step <= 1 { &[(5, 0)] } else { &[(5, 0), (6, 1)] });
@@ -272,7 +300,9 @@ operators! {
         .intensity(10.0)
         .gradient(match function {
             ActivationKind::Relu => input(&[Dy, Sign]),
-            ActivationKind::Gelu | ActivationKind::SquaredRelu => input(&[Dy, X(0)]),
+            ActivationKind::Gelu | ActivationKind::SquaredRelu | ActivationKind::GeluErf => {
+                input(&[Dy, X(0)])
+            }
         })
         .sharding(Sharding::LikeInput),
         named function.word();
@@ -290,6 +320,52 @@ operators! {
             .intensity(10.0)
             .gradient(input(&[Dy, X(0)]))
             .sharding(Sharding::Width);
+
+    /// [gate | up] → a function of both.
+    Gated = "gated" {
+        /// The function.
+        gate: GateKind,
+    } => element_wise(ElementWise::Gated)
+        .intensity(10.0)
+        .gradient(input(&[Dy, X(0)]))
+        .sharding(Sharding::Width),
+        named gate.word();
+
+    /// x → x·factor.
+    Scale = "scale" {
+        /// The factor.
+        factor: f64,
+    } => element_wise(ElementWise::Sum)
+        .intensity(1.0)
+        .gradient(input(&[Dy]))
+        .sharding(Sharding::LikeInput);
+
+    /// x → cap·tanh(x/cap).
+    SoftCap = "softcap" {
+        /// Bound of the result.
+        cap: f64,
+    } => element_wise(ElementWise::Function)
+        .intensity(10.0)
+        .gradient(input(&[Dy, X(0)]))
+        .sharding(Sharding::LikeInput);
+
+    /// x → x clipped to ±limit.
+    Clamp = "clamp" {
+        /// Bound of the result.
+        limit: f64,
+    } => element_wise(ElementWise::Function)
+        .intensity(2.0)
+        .gradient(input(&[Dy, X(0)]))
+        .sharding(Sharding::LikeInput);
+
+    /// (x, one number per row) → each row times its number, or times the sigmoid of it.
+    RowScale = "row_scale" {
+        /// True if the numbers are logits.
+        sigmoid: bool,
+    } => row_wise(RowWise::Short)
+        .intensity(2.0)
+        .gradient(Gradient::NONE.input(&[0, 1], &[Dy, X(0), X(1)]))
+        .sharding(Sharding::Stream);
 
     /// a, b → a + b.
     Add = "add"
@@ -451,6 +527,16 @@ operators! {
     } => product(Product::Grouped { role, experts, regions, rows })
         .gradient(input(&[Dy, X(1)]).weight(&[Dy, X(0), X(1)]));
 
+    /// (tokens in expert order, counts) → plus their expert's bias.
+    ExpertBias = "expert_bias" {
+        /// Number of local experts.
+        experts: u64,
+        /// Number of token regions.
+        regions: u64,
+    } => element_wise(ElementWise::Bias)
+        .intensity(1.0)
+        .gradient(weight(&[Dy, X(1)]).passed_to_first());
+
     /// (tokens in expert order, indices, weights) → weighted sum per token.
     Combine = "combine" {
         /// Number of experts per token.
@@ -458,12 +544,20 @@ operators! {
     } => permute(Permute::FromExperts)
         .gradient(Gradient::NONE.input(&[0, 2], &[Dy, X(0), X(1), X(2)]));
 
+    /// (tokens in expert order, indices) → sum per token.
+    Return = "return" {
+        /// Number of experts per token.
+        topk: u64,
+    } => permute(Permute::FromExperts).gradient(input(&[Dy, X(1)]));
+
     /// qkv → (qkv with queries and keys normalised per head, statistics).
     HeadNorm = "head_norm" {
         /// Head counts.
         heads: Heads,
         /// Added to the mean square.
         eps: f64,
+        /// Rows that have a root mean square of their own, and their gains.
+        norm: HeadNormKind,
     } => row_wise(RowWise::Short)
         .intensity(4.0)
         .gradient(input(&[Dy, X(0), Y(1)]).weight(&[Dy, X(0), Y(1)]))

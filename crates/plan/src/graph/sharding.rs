@@ -16,6 +16,8 @@ pub(crate) enum Sharding {
     Stream,
     /// By width: each rank has its own heads or columns.
     Width,
+    /// By width, its parameters too.
+    WidthWithParams,
     /// By width, with parameters that all ranks hold: a rank's gradient covers its own heads only.
     WidthWithPartialGradients,
     /// By width if an input is, as between GEMMs; else like the stream.

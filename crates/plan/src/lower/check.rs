@@ -104,16 +104,16 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
         );
     }
     // Experts are sharded along --etp; the layers for all tokens are sharded as in other models.
-    let widths = match model.kind {
-        ModelKind::Mlp
-        | ModelKind::Gpt2
-        | ModelKind::Llama
-        | ModelKind::Resnet
-        | ModelKind::Dlrm => [model.ffn, 0],
-        ModelKind::Moe => {
-            [model.experts.dense_ffn, model.experts.shared_experts.saturating_mul(model.ffn)]
-        }
-    };
+    let widths = model.shared_widths();
+    if tp > 1 && model.has_whole_norm() {
+        say(
+            "--tp",
+            format!(
+                "{} normalises all its query heads together, which no rank holds then; use --tp 1",
+                model.name()
+            ),
+        );
+    }
     for ffn in widths.into_iter().filter(|ffn| !ffn.is_multiple_of(tp)) {
         let legal = divisors(ffn);
         say(
@@ -226,6 +226,16 @@ fn context(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, Strin
             format!(
                 "{} tokens do not split into two equal runs for each of {} ranks; choose --seq as a multiple of {runs}",
                 s.seq, s.cp
+            ),
+        );
+    }
+    if s.cp > 1 && model.depends_on_distance(s.seq) {
+        say(
+            "--cp",
+            format!(
+                "{}'s attention depends on distances between tokens (a window, chunks or ALiBi), which the \
+                 ring does not know; use --cp 1",
+                model.name()
             ),
         );
     }
@@ -406,7 +416,7 @@ fn batch(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)
     if s.seq == 0 {
         say("--seq", "must be at least 1".into());
     }
-    if model.kind == ModelKind::Gpt2 && s.seq > model.max_positions {
+    if model.max_positions > 0 && s.seq > model.max_positions {
         say(
             "--seq",
             format!(

@@ -2,12 +2,12 @@
 
 use super::check::divisors;
 use crate::compress::Compression;
-use crate::model::{Model, ModelKind};
+use crate::model::Model;
 use crate::strategy::{Strategy, Sync};
 
 /// Reports problems that prevent sharding the model's experts.
 pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    if model.kind != ModelKind::Moe {
+    if model.experts.is_none() {
         for (flag, size) in [("--ep", s.ep), ("--etp", s.etp)] {
             if size > 1 {
                 say(flag, format!("{} has no experts to cut; use {flag} 1", model.name()));
@@ -16,6 +16,10 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
         return;
     }
     axes(model, s, say);
+    if s.etp > 1 && model.has_expert_biases() {
+        let message = "the biases of experts are not cut along it; use --etp 1, and --ep";
+        say("--etp", message.into());
+    }
     tokens_dealt_out(s, say);
     if s.has_separate_experts() {
         sharded_experts(s, say);

@@ -111,6 +111,15 @@ impl Sharder<'_> {
                 let [drows, dgates] = op.outputs[..] else { unreachable!("two results") };
                 outputs = vec![self.define_rows(drows, home, false), self.define(dgates, tokens)];
             }
+            (OpKind::Return { .. }, OpPass::Forward) => {
+                let [rows, slots] = op.inputs[..] else { unreachable!("two operands") };
+                inputs = vec![self.need_rows(rows, home), self.need(slots, tokens)];
+                outputs = vec![self.define(op.outputs[0], tokens)];
+            }
+            (OpKind::Return { .. }, _) => {
+                inputs = op.inputs.iter().map(|&t| self.need(t, tokens)).collect();
+                outputs = vec![self.define_rows(op.outputs[0], home, false)];
+            }
             (OpKind::ExpertLinear { role, .. }, part) => {
                 inputs = op.inputs.iter().map(|&t| self.need_rows(t, there)).collect();
                 // True if the result has the expert's inner width.
@@ -118,6 +127,16 @@ impl Sharder<'_> {
                 let at = if inward { there } else { unsummed };
                 outputs = op.outputs.iter().map(|&t| self.define_rows(t, at, inward)).collect();
                 op.params.iter().for_each(|&param| self.cut_expert(param, role));
+            }
+            // Strategies that shard the matrices of experts with biases are refused.
+            (OpKind::ExpertBias { .. }, _) => {
+                inputs = op.inputs.iter().map(|&t| self.need_rows(t, there)).collect();
+                outputs = op.outputs.iter().map(|&t| self.define_rows(t, there, false)).collect();
+                let ep = u64::from(self.strategy.ep);
+                for param in &op.params {
+                    let [experts, width] = self.layer.param(*param).dims;
+                    self.params[param.index()].local = [experts / ep, width];
+                }
             }
             // Operators between an expert's matrices.
             (_, _) => {
@@ -264,6 +283,9 @@ impl Sharder<'_> {
                 let equal = (rows * etp).div_ceil(share);
                 let rows = equal.min(ep * etp * self.region);
                 OpKind::ExpertLinear { role, experts: experts / ep, regions: ep * etp, rows }
+            }
+            OpKind::ExpertBias { experts, regions: _ } => {
+                OpKind::ExpertBias { experts: experts / ep, regions: ep * etp }
             }
             OpKind::Route(routing) => OpKind::Route(match self.on_whole_sequences(&routing) {
                 true => Routing { parts: self.strategy.cp.into(), ..routing },

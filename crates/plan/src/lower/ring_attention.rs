@@ -8,31 +8,34 @@
 //! values travel with them, and one more message returns them to their owner.
 
 use super::shard::{Item, Sharder, Value, ValueId};
-use crate::graph::{Heads, OpKind, OpPass, TensorClass};
+use crate::graph::{Heads, OpKind, OpPass, Scores, TensorClass};
+use crate::ids::ParamId;
 
 impl Sharder<'_> {
     /// Extends the attention operator added last, which covers this rank's own tokens, to the other
     /// ranks' tokens.
-    pub(super) fn ring(&mut self, heads: Heads, tokens: u64, part: OpPass) {
-        let Some(Item::Op { inputs, outputs, .. }) = self.items.pop() else {
+    pub(super) fn ring(&mut self, heads: Heads, tokens: u64, scores: Scores, part: OpPass) {
+        let Some(Item::Op { inputs, params, outputs, .. }) = self.items.pop() else {
             unreachable!("the operator was just added")
         };
+        let of = Ring { heads, tokens, scores, params };
         match part {
-            OpPass::Forward => self.forward_ring(heads, tokens, &inputs, &outputs),
-            OpPass::BackwardInput => self.backward_ring(heads, tokens, &inputs, &outputs),
-            OpPass::BackwardWeight => unreachable!("attention has no weights"),
+            OpPass::Forward => self.forward_ring(of, &inputs, &outputs),
+            OpPass::BackwardInput => self.backward_ring(of, &inputs, &outputs),
+            OpPass::BackwardWeight => unreachable!("gradients of scores need no ring"),
         }
     }
 
-    fn forward_ring(&mut self, heads: Heads, tokens: u64, inputs: &[ValueId], outputs: &[ValueId]) {
+    fn forward_ring(&mut self, of: Ring, inputs: &[ValueId], outputs: &[ValueId]) {
+        let Ring { heads, .. } = of;
         let qkv = inputs[0];
         let mut kv = self.keys_values(heads, qkv);
         let mut arriving = self.shift(kv, "kv");
-        let own = OpKind::Attention { heads, seq: tokens };
         // The layer uses the results of the last step; those of earlier steps share their memory.
         let steps = self.strategy.cp - 1;
         let (mut out, mut lse) = (self.like(outputs[0]), self.like(outputs[1]));
-        self.op(own, OpPass::Forward, vec![qkv], vec![out, lse]);
+        let rest = outputs[2..].iter().copied();
+        self.own(&of, OpPass::Forward, vec![qkv], [out, lse].into_iter().chain(rest).collect());
         for step in 1..=steps {
             kv = arriving;
             if step < steps {
@@ -44,19 +47,14 @@ impl Sharder<'_> {
             } else {
                 [self.like(outputs[0]), self.like(outputs[1])]
             };
-            let block = block(heads, tokens, step);
+            let block = of.block(step);
             let reads = vec![qkv, kv, before[0], before[1]];
             self.op(block, OpPass::Forward, reads, vec![out, lse]);
         }
     }
 
-    fn backward_ring(
-        &mut self,
-        heads: Heads,
-        tokens: u64,
-        inputs: &[ValueId],
-        outputs: &[ValueId],
-    ) {
+    fn backward_ring(&mut self, of: Ring, inputs: &[ValueId], outputs: &[ValueId]) {
+        let Ring { heads, .. } = of;
         let [dout, qkv, out, lse] = inputs[..] else {
             unreachable!("what attention's gradient reads")
         };
@@ -64,8 +62,7 @@ impl Sharder<'_> {
         let mut arriving = self.shift(kv, "kv");
         let steps = self.strategy.cp - 1;
         let mut dqkv = self.like(outputs[0]);
-        let own = OpKind::Attention { heads, seq: tokens };
-        self.op(own, OpPass::BackwardInput, inputs.to_vec(), vec![dqkv]);
+        self.own(&of, OpPass::BackwardInput, inputs.to_vec(), vec![dqkv]);
         let mut dkv = None;
         for step in 1..=steps {
             kv = arriving;
@@ -77,7 +74,7 @@ impl Sharder<'_> {
             dqkv = self.like(outputs[0]);
             let made = self.like(kv);
             self.values[made].name = "d.kv".into();
-            self.op(block(heads, tokens, step), OpPass::BackwardInput, reads, vec![dqkv, made]);
+            self.op(of.block(step), OpPass::BackwardInput, reads, vec![dqkv, made]);
             dkv = Some(made);
         }
         let home = dkv.map(|dkv| self.shift(dkv, "d.kv"));
@@ -108,11 +105,30 @@ impl Sharder<'_> {
         to
     }
 
+    /// Attention to a rank's own tokens, where a softmax's score of no key is counted.
+    fn own(&mut self, of: &Ring, part: OpPass, inputs: Vec<ValueId>, outputs: Vec<ValueId>) {
+        let kind = OpKind::Attention { heads: of.heads, seq: of.tokens, scores: of.scores };
+        let params = of.params.clone();
+        self.items.push(Item::Op { kind, part, inputs, params, outputs });
+    }
+
     fn op(&mut self, kind: OpKind, part: OpPass, inputs: Vec<ValueId>, outputs: Vec<ValueId>) {
         self.items.push(Item::Op { kind, part, inputs, params: Vec::new(), outputs });
     }
 }
 
-fn block(heads: Heads, tokens: u64, step: u32) -> OpKind {
-    OpKind::AttentionBlock { heads, queries: tokens, keys: tokens, step }
+/// Attention that is extended around the ring.
+struct Ring {
+    heads: Heads,
+    tokens: u64,
+    scores: Scores,
+    params: Vec<ParamId>,
+}
+
+impl Ring {
+    fn block(&self, step: u32) -> OpKind {
+        let Self { heads, tokens, .. } = *self;
+        let scores = Scores { sinks: false, ..self.scores };
+        OpKind::AttentionBlock { heads, queries: tokens, keys: tokens, step, scores }
+    }
 }

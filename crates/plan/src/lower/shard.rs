@@ -339,8 +339,10 @@ impl<'a> Sharder<'a> {
         if let (OpKind::BatchSums { .. }, true) = (kind, self.sums_over_replicas()) {
             self.sum_over_replicas(op.outputs[0]);
         }
-        if let (OpKind::Attention { heads, seq }, true) = (kind, self.strategy.cp > 1) {
-            self.ring(heads, seq, op.pass);
+        if let (OpKind::Attention { heads, seq, scores }, true) = (kind, self.strategy.cp > 1)
+            && op.pass != OpPass::BackwardWeight
+        {
+            self.ring(heads, seq, scores, op.pass);
         }
     }
 
@@ -371,8 +373,8 @@ impl<'a> Sharder<'a> {
     /// Converts an operator to the sizes of one rank's shard, e.g. its heads or pixels.
     pub(super) fn localize(&self, kind: OpKind) -> OpKind {
         match kind.cut(self.tp()) {
-            OpKind::Attention { heads, seq } => {
-                OpKind::Attention { heads, seq: seq / u64::from(self.strategy.cp) }
+            OpKind::Attention { heads, seq, scores } => {
+                OpKind::Attention { heads, seq: seq / u64::from(self.strategy.cp), scores }
             }
             OpKind::BatchNorm { channels, eps, pixels, over, share } => {
                 let dp = self.strategy.dp;
@@ -401,6 +403,7 @@ impl<'a> Sharder<'a> {
             Sharding::Replicated => same(Placement::Replicate),
             Sharding::Stream => on_stream(),
             Sharding::Width => same(width),
+            Sharding::WidthWithParams => Rule { params: Some(width), ..same(width) },
             Sharding::WidthWithPartialGradients => Rule { partial_gradient: true, ..same(width) },
             Sharding::LikeInput => match op.inputs.iter().any(|&t| self.held(t) == Some(width)) {
                 true => Rule { params: Some(width), ..same(width) },

@@ -28,7 +28,7 @@ macro_rules! files {
     };
 }
 
-static FILES: [(&str, &str); 38] = files![
+static FILES: [(&str, &str); 64] = files![
     "mini",
     "mini-llama",
     "mini-moe",
@@ -65,6 +65,32 @@ static FILES: [(&str, &str); 38] = files![
     "gpt4-1.8t",
     "deepseek-v3",
     "deepseek-v3-mtp",
+    "llama3.1-8b",
+    "llama3.1-70b",
+    "llama3.1-405b",
+    "llama3.2-1b",
+    "llama3.2-3b",
+    "qwen2.5-7b",
+    "qwen2.5-72b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-32b",
+    "gemma3-1b",
+    "gemma3-4b",
+    "gemma3-12b",
+    "gemma3-27b",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
+    "phi-4",
+    "olmo2-7b",
+    "olmo2-13b",
+    "mistral-7b",
+    "deepseek-v2",
+    "llama4-scout",
+    "llama4-maverick",
     "dlrm-mini",
     "dlrm-criteo",
 ];
@@ -103,6 +129,7 @@ mod tests {
         assert_eq!(nearest("gpt2"), Some("gpt2-124m"));
         assert_eq!(nearest("llama3-7b"), Some("llama3-8b"));
         assert_eq!(nearest("llama-3-70b"), Some("llama3-70b"));
+        assert_eq!(nearest("llama3.1-7b"), Some("llama3.1-8b"));
         assert_eq!(nearest("bert-base"), None);
     }
 }

@@ -1,7 +1,9 @@
 //! Rules that all model dimensions must satisfy, whatever their source.
 
-use super::field::{Dialect, Field};
-use super::{Experts, Latent, ModelDims, ModelKind, Router};
+use super::decoder::{Decoder, Position};
+use super::field::{Field, Words};
+use super::{Body, Experts, Latent, ModelDims, ModelKind, Router};
+use crate::graph::HeadNormKind;
 use std::collections::BTreeSet;
 
 /// Maximum number of parameters of a model. At 16 bytes each, the maximum for training state, the
@@ -22,10 +24,11 @@ pub(super) struct Violation {
 /// added to them.
 pub(super) fn violations(
     shape: &ModelDims,
-    dialect: Dialect,
+    body: &Body,
+    words: &Words,
     wrong: &mut BTreeSet<Field>,
 ) -> Vec<Violation> {
-    let mut check = Check { shape, dialect, wrong, found: Vec::new() };
+    let mut check = Check { shape, dialect: words, wrong, found: Vec::new() };
     check.sizes();
     check.reals();
     check.attention();
@@ -34,13 +37,18 @@ pub(super) fn violations(
     check.experts();
     check.latent();
     check.mtp();
-    check.total();
+    if let Body::Decoder { decoder } = body {
+        check.decoder(decoder);
+    }
+    if check.found.is_empty() {
+        check.total(body);
+    }
     check.found
 }
 
 struct Check<'a> {
     shape: &'a ModelDims,
-    dialect: Dialect,
+    dialect: &'a Words,
     wrong: &'a mut BTreeSet<Field>,
     found: Vec<Violation>,
 }
@@ -65,6 +73,7 @@ impl Check<'_> {
         for (field, size) in sizes(self.shape) {
             let word = self.dialect.word(field);
             self.rule(&[field], |_| match field.applies_to(kind) {
+                true if size == 0 && field.may_lack(kind) => None,
                 true if !in_range(field, size) => {
                     Some((format!("`{word}` is {size}"), whole_number_remedy(field)))
                 }
@@ -118,6 +127,7 @@ impl Check<'_> {
         ] {
             let word = self.dialect.word(field);
             self.rule(&[field], |_| match field.applies_to(kind) {
+                true if value == 0.0 && field.may_lack(kind) => None,
                 true if !sound.contains(&value) => {
                     Some((format!("`{word}` is {value:?}"), remedy.to_owned()))
                 }
@@ -147,7 +157,9 @@ impl Check<'_> {
         });
         let head_dim_word = self.dialect.word(Field::HeadDim);
         self.rule(&[Field::HeadDim, Field::Heads, Field::DModel], |shape| {
-            let odd = shape.kind.is_rotary() && !shape.head_dim.is_multiple_of(2);
+            let odd = shape.kind.is_rotary()
+                && shape.rope_theta > 0.0
+                && !shape.head_dim.is_multiple_of(2);
             odd.then(|| {
                 (
                     format!(
@@ -161,7 +173,9 @@ impl Check<'_> {
     }
 
     fn positions(&mut self) {
-        if !Field::Positions.applies_to(self.shape.kind) {
+        if !Field::Positions.applies_to(self.shape.kind)
+            || (self.shape.max_positions == 0 && self.shape.kind == ModelKind::Decoder)
+        {
             return;
         }
         let seq_word = self.dialect.word(Field::Seq);
@@ -195,7 +209,7 @@ impl Check<'_> {
 
     fn experts(&mut self) {
         let kind = self.shape.kind;
-        if kind != ModelKind::Moe {
+        if kind != ModelKind::Moe && kind != ModelKind::Decoder {
             self.rule(&[Field::QkNorm], |shape| {
                 shape.qk_norm.then(|| not_for(Field::QkNorm.word(), kind))
             });
@@ -210,6 +224,9 @@ impl Check<'_> {
                 )
             })
         });
+        if self.shape.experts.is_none() {
+            return;
+        }
         self.rule(&[Field::DenseLayers, Field::Layers], |shape| {
             let (dense, layers) = (shape.experts.dense_layers, shape.layers);
             (dense >= layers).then(|| {
@@ -219,6 +236,9 @@ impl Check<'_> {
                 )
             })
         });
+        if kind == ModelKind::Decoder {
+            return self.groups();
+        }
         self.rule(&[Field::DenseFfn, Field::DenseLayers], |shape| {
             let (ffn, layers) = (shape.experts.dense_ffn, shape.experts.dense_layers);
             ((ffn == 0) != (layers == 0)).then(|| {
@@ -243,7 +263,7 @@ impl Check<'_> {
                 format!("`{group_topk}` is {some} of {all} `{groups}` of {experts} experts");
             let remedy = if all == 0 || some == 0 {
                 "give both, or leave both out".to_owned()
-            } else if router != Router::Sigmoid {
+            } else if router != Router::Sigmoid && shape.kind == ModelKind::Moe {
                 "use router \"sigmoid\", whose scores of a group add up".to_owned()
             } else if !experts.is_multiple_of(all) || experts / all < 2 {
                 format!(
@@ -267,6 +287,7 @@ impl Check<'_> {
         let all = [Field::KvLora, Field::QLora, Field::QkRope, Field::VDim, Field::HeadDim];
         self.rule(&all, |shape| {
             let Latent { q_lora, kv_lora, qk_rope, v_dim } = shape.latent;
+            let q_lora = if shape.kind == ModelKind::Decoder { 1 } else { q_lora };
             ([q_lora, kv_lora, qk_rope, v_dim].contains(&0)).then(|| {
                 (
                     "latent attention needs `q_lora`, `kv_lora`, `qk_rope` and `v_dim`".to_owned(),
@@ -325,14 +346,103 @@ impl Check<'_> {
         });
     }
 
-    fn total(&mut self) {
+    /// Rules about a description of layers.
+    fn decoder(&mut self, d: &Decoder) {
+        self.rule(&[Field::Positions], |shape| {
+            let learned = d.position == Position::Learned;
+            (learned != (shape.max_positions > 0)).then(|| {
+                (
+                    format!(
+                        "`positions` is {} for position \"{}\"",
+                        shape.max_positions, d.position
+                    ),
+                    "give a table to position \"learned\" and to no other".to_owned(),
+                )
+            })
+        });
+        self.rule(&[Field::RopeTheta], |shape| {
+            let rotary = d.position == Position::Rotary;
+            (rotary != (shape.rope_theta > 0.0)).then(|| {
+                (
+                    format!(
+                        "`rope_theta` is {:?} for position \"{}\"",
+                        shape.rope_theta, d.position
+                    ),
+                    "give a base to position \"rotary\" and to no other".to_owned(),
+                )
+            })
+        });
+        self.rule(&[Field::HeadDim], |shape| {
+            let dims = d.rotary.dims;
+            (dims > shape.head_dim || !dims.is_multiple_of(2)).then(|| {
+                (
+                    format!("`rotary_dims` is {dims} of a head's {} elements", shape.head_dim),
+                    "use an even number that is not larger".to_owned(),
+                )
+            })
+        });
+        let letters = |letters: &str, known: &str| {
+            !letters.is_empty() && letters.chars().all(|letter| known.contains(letter))
+        };
+        for (key, found, known) in
+            [("attention_pattern", &d.attention, "fscn"), ("ffn_pattern", &d.ffn, "ed")]
+        {
+            self.rule(&[Field::Layers], |_| {
+                (!letters(found, known)).then(|| {
+                    (
+                        format!("`{key}` is \"{}\"", found.escape_debug()),
+                        format!("use one or more of the letters {known}"),
+                    )
+                })
+            });
+        }
+        for (letter, key, size) in [('s', "window", d.window), ('c', "chunk", d.chunk)] {
+            self.rule(&[Field::Seq], |_| {
+                (d.attention.contains(letter) && size == 0).then(|| {
+                    (
+                        format!("`{key}` is missing for layers with the letter {letter}"),
+                        format!("add a line such as `{key} = 4096`"),
+                    )
+                })
+            });
+        }
+        self.rule(&[Field::DenseFfn], |shape| {
+            let dense = shape.experts.dense_layers > 0 || d.ffn.contains('d');
+            let missing = !shape.experts.is_none() && dense && shape.experts.dense_ffn == 0;
+            missing.then(|| {
+                (
+                    "`dense_ffn` is missing for layers without experts".to_owned(),
+                    "add a line such as `dense_ffn = 3072`".to_owned(),
+                )
+            })
+        });
+        self.rule(&[Field::Topk], |shape| {
+            (d.gated_inputs && shape.experts.topk != 1).then(|| {
+                (
+                    format!("`topk` is {} with gated inputs", shape.experts.topk),
+                    "use 1: a token that is scaled goes to one expert".to_owned(),
+                )
+            })
+        });
+        self.rule(&[Field::KvLora], |shape| {
+            let norm = d.qk_norm.is_some_and(|norm| norm != HeadNormKind::Bare) || d.qkv_bias;
+            (!shape.latent.is_none() && norm).then(|| {
+                (
+                    "latent attention has no biases or norms of queries and keys".to_owned(),
+                    "leave out `qkv_bias` and `query_key_norm`".to_owned(),
+                )
+            })
+        });
+    }
+
+    fn total(&mut self, body: &Body) {
         let words: Vec<_> = [Field::Layers, Field::DModel, Field::Ffn, Field::Vocab]
             .iter()
             .map(|field| format!("`{}`", self.dialect.word(*field)))
             .collect();
         let over: Vec<_> = sizes(self.shape).into_iter().map(|(field, _)| field).collect();
         self.rule(&over, |shape| {
-            let parameters = shape.count();
+            let parameters = shape.count(body);
             (parameters > u128::from(MAX_PARAMETERS)).then(|| {
                 (
                     format!(

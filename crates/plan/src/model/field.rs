@@ -1,7 +1,7 @@
 //! Fields of a model description, and their names in each source format.
 
 use super::ModelKind;
-use super::hugging_face::experts::{DENSE_LAYERS, HEAD_DIM, QK_NORM, ROUTER};
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 /// Generates [`Field`] from one row per field: name in Paceline's model files, kinds that have it,
@@ -55,7 +55,7 @@ fields! {
     // Usually four times the width of the model.
     Ffn "ffn" Every 1..=4 * WIDEST, "3072";
     Seq "seq" Every 1..=1 << 30, "1024";
-    Positions "positions" Gpt2 1..=1 << 30, "768";
+    Positions "positions" Learned 1..=1 << 30, "768";
     Vocab "vocab" Every 1..=1 << 31, "50257";
     Tied "tied" Every 1..=1, "true";
     Gated "gated" Rotary 1..=1, "true";
@@ -73,7 +73,7 @@ fields! {
     RouteScale "route_scale" Moe 1..=1, "1.0";
     Capacity "capacity" Moe 1..=1, "1.25";
     Balance "balance" Moe 1..=1, "0.001";
-    QkNorm "qk_norm" Moe 1..=1, "true";
+    QkNorm "qk_norm" MoeOnly 1..=1, "true";
     QLora "q_lora" Moe 0..=WIDEST, "768";
     KvLora "kv_lora" Moe 0..=WIDEST, "768";
     QkRope "qk_rope" Moe 0..=WIDEST, "64";
@@ -86,9 +86,10 @@ fields! {
 enum Kinds {
     Every,
     Attention,
-    Gpt2,
+    Learned,
     Rotary,
     Moe,
+    MoeOnly,
 }
 
 impl Field {
@@ -97,124 +98,59 @@ impl Field {
         match self.kinds() {
             Kinds::Every => true,
             Kinds::Attention => kind.has_attention(),
-            Kinds::Gpt2 => matches!(kind, ModelKind::Gpt2),
+            Kinds::Learned => matches!(kind, ModelKind::Gpt2 | ModelKind::Decoder),
             Kinds::Rotary => kind.is_rotary(),
-            Kinds::Moe => matches!(kind, ModelKind::Moe),
-        }
-    }
-}
-
-/// Naming convention of a description.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dialect {
-    /// Paceline's model files.
-    Toml,
-    /// `config.json` with `"model_type": "gpt2"`.
-    HuggingFaceGpt2,
-    /// `config.json` of Llama and of the families that share its fields.
-    HuggingFaceLlama,
-    /// `config.json` of Mixtral.
-    HuggingFaceMixtral,
-    /// `config.json` of Qwen3 with experts.
-    HuggingFaceQwen3Moe,
-    /// `config.json` of DeepSeek-V3.
-    HuggingFaceDeepseekV3,
-}
-
-impl Dialect {
-    /// Name of a field in the dialect, if it has the field.
-    pub(super) const fn own_word(self, field: Field) -> Option<&'static str> {
-        match self {
-            Self::Toml => Some(field.word()),
-            Self::HuggingFaceGpt2 => gpt2_word(field),
-            Self::HuggingFaceLlama => llama_word(field),
-            Self::HuggingFaceMixtral => mixtral_word(field),
-            Self::HuggingFaceQwen3Moe => qwen3_moe_word(field),
-            Self::HuggingFaceDeepseekV3 => deepseek_v3_word(field),
+            Kinds::Moe => matches!(kind, ModelKind::Moe | ModelKind::Decoder),
+            Kinds::MoeOnly => matches!(kind, ModelKind::Moe),
         }
     }
 
-    /// Name of a field in messages about a description in this dialect.
-    pub(super) fn word(self, field: Field) -> &'static str {
+    /// Returns true if a decoder may lack the field, which is zero then.
+    pub(super) const fn may_lack(self, kind: ModelKind) -> bool {
+        matches!(kind, ModelKind::Decoder)
+            && matches!(
+                self,
+                Self::Positions | Self::Experts | Self::Topk | Self::RopeTheta | Self::RouteScale
+            )
+    }
+}
+
+/// Names of fields in a description: those of Paceline's model files, or those of another format as
+/// far as they have been read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Words(Option<BTreeMap<Field, &'static str>>);
+
+impl Words {
+    /// Names of Paceline's model files.
+    pub(super) const TOML: Self = Self(None);
+
+    /// Names of another format, none yet.
+    pub(super) fn foreign() -> Self {
+        Self(Some(BTreeMap::new()))
+    }
+
+    /// Declares the name of a field in another format.
+    pub(super) fn declare(&mut self, field: Field, word: &'static str) {
+        if let Some(words) = &mut self.0 {
+            words.insert(field, word);
+        }
+    }
+
+    /// Returns true for Paceline's model files.
+    pub(super) const fn is_toml(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Name of a field, if the format has it.
+    pub(super) fn own_word(&self, field: Field) -> Option<&'static str> {
+        match &self.0 {
+            None => Some(field.word()),
+            Some(words) => words.get(&field).copied(),
+        }
+    }
+
+    /// Name of a field in messages.
+    pub(super) fn word(&self, field: Field) -> &'static str {
         self.own_word(field).unwrap_or(field.word())
     }
-}
-
-const fn gpt2_word(field: Field) -> Option<&'static str> {
-    Some(match field {
-        Field::Kind => "model_type",
-        Field::Layers => "n_layer",
-        Field::DModel => "n_embd",
-        Field::Heads => "n_head",
-        Field::Ffn => "n_inner",
-        Field::Seq | Field::Positions => "n_positions",
-        Field::Vocab => "vocab_size",
-        Field::Tied => "tie_word_embeddings",
-        Field::Activation => "activation_function",
-        Field::NormEps => "layer_norm_epsilon",
-        _ => return None,
-    })
-}
-
-const fn llama_word(field: Field) -> Option<&'static str> {
-    Some(match field {
-        Field::Kind => "model_type",
-        Field::Layers => "num_hidden_layers",
-        Field::DModel => "hidden_size",
-        Field::Heads => "num_attention_heads",
-        Field::KvHeads => "num_key_value_heads",
-        Field::HeadDim => "head_dim",
-        Field::Ffn => "intermediate_size",
-        Field::Seq => "max_position_embeddings",
-        Field::Vocab => "vocab_size",
-        Field::Tied => "tie_word_embeddings",
-        Field::Activation => "hidden_act",
-        Field::NormEps => "rms_norm_eps",
-        Field::RopeTheta => "rope_theta",
-        _ => return None,
-    })
-}
-
-const fn mixtral_word(field: Field) -> Option<&'static str> {
-    Some(match field {
-        Field::Experts => "num_local_experts",
-        Field::Topk => "num_experts_per_tok",
-        Field::Balance => "router_aux_loss_coef",
-        _ => return llama_word(field),
-    })
-}
-
-const fn qwen3_moe_word(field: Field) -> Option<&'static str> {
-    Some(match field {
-        Field::Experts => "num_experts",
-        Field::Topk => "num_experts_per_tok",
-        Field::Balance => "router_aux_loss_coef",
-        Field::Ffn => "moe_intermediate_size",
-        Field::DenseFfn => "intermediate_size",
-        Field::DenseLayers => DENSE_LAYERS,
-        Field::QkNorm => QK_NORM,
-        _ => return llama_word(field),
-    })
-}
-
-const fn deepseek_v3_word(field: Field) -> Option<&'static str> {
-    Some(match field {
-        Field::Experts => "n_routed_experts",
-        Field::Topk => "num_experts_per_tok",
-        Field::SharedExperts => "n_shared_experts",
-        Field::Ffn => "moe_intermediate_size",
-        Field::DenseFfn => "intermediate_size",
-        Field::DenseLayers => "first_k_dense_replace",
-        Field::RouteScale => "routed_scaling_factor",
-        Field::Router => ROUTER,
-        Field::Groups => "n_group",
-        Field::GroupTopk => "topk_group",
-        Field::QLora => "q_lora_rank",
-        Field::KvLora => "kv_lora_rank",
-        Field::QkRope => "qk_rope_head_dim",
-        Field::VDim => "v_head_dim",
-        Field::MtpDepth => "num_nextn_predict_layers",
-        Field::HeadDim => HEAD_DIM,
-        _ => return llama_word(field),
-    })
 }

@@ -6,7 +6,8 @@
 //! recorded problem means an error.
 
 use super::check::{self, divisors_near, whole_number_remedy};
-use super::field::{Dialect, Field};
+use super::codec;
+use super::field::{Field, Words};
 use super::parse::stem;
 use super::{Activation, Body, Experts, Latent, Model, ModelDims, ModelKind, Mtp, Router};
 use crate::located::{Entry, Errors, Value, quoted};
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Entries of one description.
 pub(super) struct Fields {
-    dialect: Dialect,
+    pub(super) words: Words,
     entries: BTreeMap<String, Entry>,
     /// Line of the kind; fields that the kind requires and the file lacks are reported there.
     anchor: usize,
@@ -30,13 +31,15 @@ pub(super) struct Given {
     pub(super) norm_eps: f64,
     /// True if the number of key heads is required; otherwise it defaults to `heads`.
     pub(super) needs_kv_heads: bool,
+    /// Default base of rotary positions.
+    pub(super) rope_theta: f64,
 }
 
 impl Fields {
-    pub(super) fn new(dialect: Dialect, file: &str, entries: BTreeMap<String, Entry>) -> Self {
-        let kind = entries.get(dialect.word(Field::Kind));
+    pub(super) fn new(words: Words, file: &str, entries: BTreeMap<String, Entry>) -> Self {
+        let kind = entries.get(words.word(Field::Kind));
         let anchor = kind.map_or(1, |entry| entry.line);
-        Self { dialect, entries, anchor, wrong: BTreeSet::new(), errors: Errors::new(file) }
+        Self { words, entries, anchor, wrong: BTreeSet::new(), errors: Errors::new(file) }
     }
 
     /// Reads all sizes of the kind.
@@ -57,17 +60,22 @@ impl Fields {
             | ModelKind::Llama
             | ModelKind::Moe
             | ModelKind::Resnet
-            | ModelKind::Dlrm => self.size(Field::Ffn),
+            | ModelKind::Dlrm
+            | ModelKind::Decoder => self.size(Field::Ffn),
         };
         let seq = self.size(Field::Seq);
         let max_positions = match has(Field::Positions) {
+            _ if kind == ModelKind::Decoder => self.size_if_given(Field::Positions).unwrap_or(0),
             true => self.size_after(Field::Positions, Field::Seq, seq),
             false => 0,
         };
         let norm_eps =
             if has(Field::NormEps) { self.real_or(Field::NormEps, given.norm_eps) } else { 0.0 };
-        let rope_theta =
-            if has(Field::RopeTheta) { self.real_or(Field::RopeTheta, 10_000.0) } else { 0.0 };
+        let rope_theta = if has(Field::RopeTheta) {
+            self.real_or(Field::RopeTheta, given.rope_theta)
+        } else {
+            0.0
+        };
         ModelDims {
             kind,
             layers: self.size(Field::Layers),
@@ -84,7 +92,12 @@ impl Fields {
             norm_eps,
             rope_theta,
             qk_norm: has(Field::QkNorm) && self.flag(Field::QkNorm).unwrap_or(false),
-            experts: if has(Field::Experts) { self.experts() } else { Experts::default() },
+            experts: match has(Field::Experts) {
+                true if kind != ModelKind::Decoder || self.entry(Field::Experts).is_some() => {
+                    self.experts()
+                }
+                _ => Experts::default(),
+            },
             latent: if has(Field::KvLora) { self.latent() } else { Latent::default() },
             mtp: if has(Field::MtpDepth) { self.mtp() } else { Mtp::default() },
         }
@@ -136,12 +149,17 @@ impl Fields {
     }
 
     /// Checks the dimensions: returns a model, or all recorded problems and violations.
-    pub(super) fn finish(mut self, name: String, shape: ModelDims) -> Result<Model, Errors> {
-        for violation in check::violations(&shape, self.dialect, &mut self.wrong) {
+    pub(super) fn finish(
+        mut self,
+        name: String,
+        shape: ModelDims,
+        body: Body,
+    ) -> Result<Model, Errors> {
+        for violation in check::violations(&shape, &body, &self.words, &mut self.wrong) {
             self.blame(violation.field, violation.problem, violation.remedy);
         }
         if self.errors.problems.is_empty() {
-            Ok(Model { name, shape, body: Body::Tokens {} })
+            Ok(Model { name, shape, body })
         } else {
             Err(self.give_up())
         }
@@ -180,7 +198,8 @@ impl Fields {
 
     /// Entry of a field, if the dialect has the field and the description has the entry.
     pub(super) fn entry(&self, field: Field) -> Option<&Entry> {
-        self.entries.get(self.dialect.own_word(field)?)
+        let entry = self.entries.get(self.words.own_word(field)?)?;
+        Some(entry).filter(|entry| !codec::is_null(&entry.value))
     }
 
     /// All entries, by key.
@@ -196,7 +215,8 @@ impl Fields {
         fit: impl FnOnce(&Value) -> Option<T>,
         remedy: impl FnOnce() -> String,
     ) -> Option<Option<T>> {
-        let Entry { line, value } = self.entries.get(key)?;
+        let Entry { line, value } =
+            self.entries.get(key).filter(|entry| !codec::is_null(&entry.value))?;
         let found = fit(value);
         if found.is_none() {
             self.errors.add(*line, format!("`{key}` is {value}"), remedy());
@@ -211,7 +231,7 @@ impl Fields {
         fit: impl FnOnce(&Value) -> Option<T>,
         remedy: impl FnOnce() -> String,
     ) -> Option<Option<T>> {
-        let read = self.read(self.dialect.own_word(field)?, fit, remedy);
+        let read = self.read(self.words.own_word(field)?, fit, remedy);
         if let Some(None) = read {
             self.wrong.insert(field);
         }
@@ -230,12 +250,12 @@ impl Fields {
     }
 
     /// Reads a required size.
-    fn size(&mut self, field: Field) -> u64 {
+    pub(super) fn size(&mut self, field: Field) -> u64 {
         if self.entry(field).is_none() {
-            let word = self.dialect.word(field);
-            let remedy = match self.dialect {
-                Dialect::Toml => format!("add a line such as `{word} = {}`", field.example()),
-                _ => format!("add an entry such as `\"{word}\": {}`", field.example()),
+            let word = self.words.word(field);
+            let remedy = match self.words.is_toml() {
+                true => format!("add a line such as `{word} = {}`", field.example()),
+                false => format!("add an entry such as `\"{word}\": {}`", field.example()),
             };
             self.blame(field, format!("`{word}` is missing"), remedy);
         }
@@ -243,7 +263,7 @@ impl Fields {
     }
 
     /// Reads a size with a default derived from `source`; the default is invalid if `source` is.
-    fn size_after(&mut self, field: Field, source: Field, default: u64) -> u64 {
+    pub(super) fn size_after(&mut self, field: Field, source: Field, default: u64) -> u64 {
         self.size_if_given(field).unwrap_or_else(|| {
             if self.wrong.contains(&source) {
                 self.wrong.insert(field);
@@ -252,19 +272,19 @@ impl Fields {
         })
     }
 
-    fn size_if_given(&mut self, field: Field) -> Option<u64> {
+    pub(super) fn size_if_given(&mut self, field: Field) -> Option<u64> {
         let size = |value: &Value| value.whole(field.range());
         let size = self.value(field, size, || whole_number_remedy(field));
         size.map(|size| size.unwrap_or(STAND_IN))
     }
 
-    fn real_or(&mut self, field: Field, default: f64) -> f64 {
+    pub(super) fn real_or(&mut self, field: Field, default: f64) -> f64 {
         let remedy = || format!("use a number such as {default:?}");
         self.value(field, Value::number, remedy).flatten().unwrap_or(default)
     }
 
     /// Width of a head: given, or an equal share of the model's width.
-    fn head_dim(&mut self, d_model: u64, heads: u64) -> u64 {
+    pub(super) fn head_dim(&mut self, d_model: u64, heads: u64) -> u64 {
         if let Some(head_dim) = self.size_if_given(Field::HeadDim) {
             return head_dim;
         }
@@ -275,9 +295,9 @@ impl Fields {
         if d_model.is_multiple_of(heads) {
             return d_model / heads;
         }
-        let d_word = self.dialect.word(Field::DModel);
-        let heads_word = self.dialect.word(Field::Heads);
-        let or_give = match self.dialect.own_word(Field::HeadDim) {
+        let d_word = self.words.word(Field::DModel);
+        let heads_word = self.words.word(Field::Heads);
+        let or_give = match self.words.own_word(Field::HeadDim) {
             Some(word) => format!(", or give `{word}`"),
             None => String::new(),
         };

@@ -2,7 +2,7 @@
 
 use super::ModelKind;
 use super::check::not_for;
-use super::field::{Dialect, Field};
+use super::field::Field;
 use super::fields::Fields;
 use crate::located::{self, Value};
 use std::ops::RangeInclusive;
@@ -97,7 +97,21 @@ impl Fields {
 
 /// Paceline's name for a Hugging Face key.
 fn borrowed_word(key: &str) -> Option<&'static str> {
-    let dialects = [Dialect::HuggingFaceGpt2, Dialect::HuggingFaceLlama];
-    let same = |field: &Field| dialects.iter().any(|d| d.own_word(*field) == Some(key));
-    Field::ALL.into_iter().find(same).map(Field::word)
+    let field = match key {
+        "model_type" => Field::Kind,
+        "n_layer" | "num_hidden_layers" => Field::Layers,
+        "n_embd" | "hidden_size" => Field::DModel,
+        "n_head" | "num_attention_heads" => Field::Heads,
+        "num_key_value_heads" => Field::KvHeads,
+        "n_inner" | "intermediate_size" => Field::Ffn,
+        "n_positions" | "max_position_embeddings" => Field::Seq,
+        "vocab_size" => Field::Vocab,
+        "tie_word_embeddings" => Field::Tied,
+        "activation_function" | "hidden_act" => Field::Activation,
+        "layer_norm_epsilon" | "rms_norm_eps" => Field::NormEps,
+        "num_local_experts" | "num_experts" => Field::Experts,
+        "num_experts_per_tok" => Field::Topk,
+        _ => return None,
+    };
+    Some(field.word())
 }

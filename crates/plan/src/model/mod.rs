@@ -6,9 +6,12 @@
 //! same checks, so the numbers of a `Model` are always valid.
 
 mod check;
+mod codec;
 mod count;
+mod decoder;
 mod dlrm;
 mod experts;
+mod features;
 mod field;
 mod fields;
 mod keys;
@@ -20,12 +23,15 @@ pub mod built_in;
 pub mod hugging_face;
 
 pub use check::MAX_PARAMETERS;
+pub(crate) use decoder::LayerForm;
+pub use decoder::{Decoder, Norms, Position, Residual};
 pub use dlrm::Dlrm;
 pub use experts::{Experts, Latent, Router};
 pub use mtp::Mtp;
 pub use resnet::{Block, ResNet, Stem};
 
 use crate::located::Errors;
+use field::Words;
 use serde::Serialize;
 use std::fmt;
 use std::ops::Deref;
@@ -49,6 +55,11 @@ pub struct Model {
 pub enum Body {
     /// Tokens: [`ModelDims`] is the complete description.
     Tokens {},
+    /// Tokens, by layers that a description of their own states.
+    Decoder {
+        /// The description.
+        decoder: Box<Decoder>,
+    },
     /// Images.
     Images(ResNet),
     /// Dense and sparse features of a click.
@@ -123,6 +134,8 @@ pub enum ModelKind {
     Moe,
     /// A recommendation model: embedding tables, and networks around the products of their rows.
     Dlrm,
+    /// A transformer whose layers are described by a [`Decoder`].
+    Decoder,
 }
 
 /// The non-linearity of the feed-forward network.
@@ -138,6 +151,17 @@ pub enum Activation {
     /// `silu(gate) · up`: has two input GEMMs, so the feed-forward network has three.
     #[serde(rename = "swiglu")]
     SwiGlu,
+    /// GELU by the error function.
+    GeluErf,
+    /// `gelu(gate) · up`, with the tanh form.
+    #[serde(rename = "geglu")]
+    GeGlu,
+    /// `gelu(gate) · up`, with the error function.
+    #[serde(rename = "geglu-erf")]
+    GeGluErf,
+    /// `gate · sigmoid(1.702 gate) · (up + 1)` with gate at most 7 and up within ±7 (gpt-oss).
+    #[serde(rename = "clamped-swiglu")]
+    ClampedSwiGlu,
 }
 
 impl Model {
@@ -149,9 +173,27 @@ impl Model {
             let remedy = "make it with `Model::resnet` or `Model::dlrm`".to_owned();
             return Err(Errors::one(name, None, problem, remedy));
         }
-        let violations = check::violations(&shape, field::Dialect::Toml, &mut Default::default());
+        match shape.kind {
+            ModelKind::Decoder => Self::from_decoder(name, shape, Decoder::default()),
+            _ => Self::checked(name, shape, Body::Tokens {}),
+        }
+    }
+
+    /// Checks dimensions and a description of layers given in code. If they are those of kind
+    /// `gpt2`, `llama` or `moe`, so is the model.
+    pub fn from_decoder(
+        name: impl Into<String>,
+        shape: ModelDims,
+        decoder: Decoder,
+    ) -> Result<Self, Errors> {
+        let (shape, body) = decoder::shortest(shape, decoder);
+        Self::checked(name.into(), shape, body)
+    }
+
+    fn checked(name: String, shape: ModelDims, body: Body) -> Result<Self, Errors> {
+        let violations = check::violations(&shape, &body, &Words::TOML, &mut Default::default());
         if violations.is_empty() {
-            return Ok(Self { name, shape, body: Body::Tokens {} });
+            return Ok(Self { name, shape, body });
         }
         let mut errors = Errors::new(name);
         violations.into_iter().for_each(|v| errors.add(None, v.problem, v.remedy));
@@ -163,7 +205,9 @@ impl Model {
         let (problem, shape) = match &body {
             Body::Images(net) => (resnet::too_large(net), resnet::shape(net)),
             Body::Clicks(net) => (dlrm::too_large(net), dlrm::shape(net)),
-            Body::Tokens {} => unreachable!("models of tokens have a shape"),
+            Body::Tokens {} | Body::Decoder { .. } => {
+                unreachable!("models of tokens have a shape")
+            }
         };
         match problem {
             None => Ok(Self { name, shape, body }),
@@ -184,7 +228,10 @@ impl Model {
     /// The same model on samples of another length; learned positions limit it.
     pub fn with_seq(&self, seq: u64) -> Result<Self, Errors> {
         match self.body {
-            Body::Tokens {} => Self::new(self.name.clone(), ModelDims { seq, ..self.shape }),
+            Body::Tokens {} | Body::Decoder { .. } => {
+                let shape = ModelDims { seq, ..self.shape };
+                Self::checked(self.name.clone(), shape, self.body.clone())
+            }
             Body::Images(_) | Body::Clicks(_) => Ok(self.clone()),
         }
     }
@@ -208,15 +255,52 @@ impl Model {
 
     /// Number of layers with experts, including those of multi-token prediction modules.
     pub fn expert_layers(&self) -> u64 {
-        match self.shape.kind {
-            ModelKind::Mlp
-            | ModelKind::Gpt2
-            | ModelKind::Llama
-            | ModelKind::Resnet
-            | ModelKind::Dlrm => 0,
-            ModelKind::Moe => {
-                self.shape.layers - self.shape.experts.dense_layers + self.shape.mtp.depth
+        if self.shape.experts.is_none() {
+            return 0;
+        }
+        let decoder = self.decoder();
+        let has = |number: u64| u64::from(decoder.has_experts(&self.shape, number));
+        let last = has(self.shape.layers.saturating_sub(1));
+        (0..self.shape.layers).map(has).sum::<u64>() + self.shape.mtp.depth * last
+    }
+
+    /// Widths of the feed-forward networks that all tokens pass, which tensor parallelism divides.
+    pub fn shared_widths(&self) -> [u64; 2] {
+        let experts = &self.shape.experts;
+        match (experts.is_none(), self.decoder().shared_ffn) {
+            (true, _) => [self.shape.ffn, 0],
+            (false, 0) => {
+                [experts.dense_ffn, experts.shared_experts.saturating_mul(self.shape.ffn)]
             }
+            (false, shared) => [experts.dense_ffn, shared],
+        }
+    }
+
+    /// Returns true if all query heads have one norm, so that no rank may hold only some.
+    pub fn has_whole_norm(&self) -> bool {
+        self.decoder().qk_norm == Some(crate::graph::HeadNormKind::Whole)
+    }
+
+    /// Returns true if attention depends on distances within sequences of `seq` tokens: by a window,
+    /// by chunks, or by ALiBi.
+    pub fn depends_on_distance(&self, seq: u64) -> bool {
+        let decoder = self.decoder();
+        let masked = |letter: char, size: u64| decoder.attention.contains(letter) && size < seq;
+        masked('s', decoder.window)
+            || masked('c', decoder.chunk)
+            || decoder.position == Position::Alibi
+    }
+
+    /// Returns true if experts have biases, which are not sharded.
+    pub fn has_expert_biases(&self) -> bool {
+        !self.shape.experts.is_none() && self.decoder().ffn_bias
+    }
+
+    /// Description of the layers; of no use for a network that is no decoder.
+    pub fn decoder(&self) -> Decoder {
+        match &self.body {
+            Body::Decoder { decoder } => (**decoder).clone(),
+            Body::Tokens {} | Body::Images(_) | Body::Clicks(_) => Decoder::of(&self.shape),
         }
     }
 }
@@ -232,14 +316,14 @@ impl Deref for Model {
 impl ModelDims {
     /// Returns true if the feed-forward network has a gate, and so three GEMMs instead of two.
     pub const fn gated(&self) -> bool {
-        matches!(self.activation, Activation::SwiGlu)
+        self.activation.gated()
     }
 }
 
 impl ModelKind {
     /// All kinds that can be built.
-    pub const ALL: [Self; 6] =
-        [Self::Mlp, Self::Gpt2, Self::Llama, Self::Moe, Self::Resnet, Self::Dlrm];
+    pub const ALL: [Self; 7] =
+        [Self::Mlp, Self::Gpt2, Self::Llama, Self::Moe, Self::Resnet, Self::Dlrm, Self::Decoder];
 
     /// Name used in files and reports.
     pub const fn name(self) -> &'static str {
@@ -250,6 +334,7 @@ impl ModelKind {
             Self::Resnet => "resnet",
             Self::Moe => "moe",
             Self::Dlrm => "dlrm",
+            Self::Decoder => "decoder",
         }
     }
 
@@ -257,7 +342,7 @@ impl ModelKind {
     pub const fn has_attention(self) -> bool {
         match self {
             Self::Mlp | Self::Resnet | Self::Dlrm => false,
-            Self::Gpt2 | Self::Llama | Self::Moe => true,
+            Self::Gpt2 | Self::Llama | Self::Moe | Self::Decoder => true,
         }
     }
 
@@ -265,7 +350,7 @@ impl ModelKind {
     pub const fn has_biases(self) -> bool {
         match self {
             Self::Mlp | Self::Gpt2 => true,
-            Self::Llama | Self::Moe | Self::Resnet | Self::Dlrm => false,
+            Self::Llama | Self::Moe | Self::Resnet | Self::Dlrm | Self::Decoder => false,
         }
     }
 
@@ -273,7 +358,7 @@ impl ModelKind {
     pub const fn is_rotary(self) -> bool {
         match self {
             Self::Mlp | Self::Gpt2 | Self::Resnet | Self::Dlrm => false,
-            Self::Llama | Self::Moe => true,
+            Self::Llama | Self::Moe | Self::Decoder => true,
         }
     }
 
@@ -283,6 +368,7 @@ impl ModelKind {
             Self::Mlp => &[Activation::Relu, Activation::Gelu, Activation::SquaredRelu],
             Self::Gpt2 => &[Activation::Gelu, Activation::Relu, Activation::SquaredRelu],
             Self::Resnet | Self::Dlrm => &[Activation::Relu],
+            Self::Decoder => &Activation::ALL,
             Self::Llama | Self::Moe => {
                 &[Activation::SwiGlu, Activation::Gelu, Activation::Relu, Activation::SquaredRelu]
             }
@@ -298,7 +384,24 @@ impl fmt::Display for ModelKind {
 
 impl Activation {
     /// All activations.
-    pub const ALL: [Self; 4] = [Self::Gelu, Self::Relu, Self::SquaredRelu, Self::SwiGlu];
+    pub const ALL: [Self; 8] = [
+        Self::SwiGlu,
+        Self::Gelu,
+        Self::Relu,
+        Self::SquaredRelu,
+        Self::GeluErf,
+        Self::GeGlu,
+        Self::GeGluErf,
+        Self::ClampedSwiGlu,
+    ];
+
+    /// Returns true if the first half of the inner width is a gate for the second.
+    pub const fn gated(self) -> bool {
+        match self {
+            Self::SwiGlu | Self::GeGlu | Self::GeGluErf | Self::ClampedSwiGlu => true,
+            Self::Gelu | Self::Relu | Self::SquaredRelu | Self::GeluErf => false,
+        }
+    }
 
     /// Name used in files and reports.
     pub const fn name(self) -> &'static str {
@@ -307,6 +410,10 @@ impl Activation {
             Self::Relu => "relu",
             Self::SquaredRelu => "squared-relu",
             Self::SwiGlu => "swiglu",
+            Self::GeluErf => "gelu-erf",
+            Self::GeGlu => "geglu",
+            Self::GeGluErf => "geglu-erf",
+            Self::ClampedSwiGlu => "clamped-swiglu",
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Model files: TOML, one key per field.
 
-use super::field::{Dialect, Field};
+use super::codec::Codec;
+use super::features::features;
+use super::field::{Field, Words};
 use super::fields::{Fields, Given};
-use super::{Activation, Body, Model, ModelKind, dlrm, resnet};
+use super::{Activation, Body, Decoder, Model, ModelKind, Position, decoder, dlrm, resnet};
 use crate::located::{self, Errors, quoted};
 use crate::suggest::suggest;
 
@@ -21,7 +23,7 @@ impl Model {
     /// `mtp_weight` with default 0.3).
     pub fn parse(text: &str, file_name: &str) -> Result<Self, Errors> {
         let mut fields =
-            Fields::new(Dialect::Toml, file_name, located::parse(text, file_name)?.entries);
+            Fields::new(Words::TOML, file_name, located::parse(text, file_name)?.entries);
         let Some(kind) = kind(&mut fields) else { return Err(fields.give_up()) };
         match kind {
             ModelKind::Resnet => {
@@ -32,22 +34,46 @@ impl Model {
                 let body = dlrm::parse(&mut fields);
                 return fields.finish_body(file_name, body);
             }
-            ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe => {}
+            ModelKind::Mlp
+            | ModelKind::Gpt2
+            | ModelKind::Llama
+            | ModelKind::Moe
+            | ModelKind::Decoder => {}
         }
-        let known: Vec<_> = Field::ALL.into_iter().filter(|field| field.applies_to(kind)).collect();
-        fields.refuse_unknown(kind, &known.iter().map(|field| field.word()).collect::<Vec<_>>());
+        let applying = Field::ALL.into_iter().filter(|field| field.applies_to(kind));
+        let mut known: Vec<_> = applying.map(|field| field.word()).collect();
+        let (mut layers, mut rope_theta) = (Decoder::default(), 10_000.0);
+        if kind == ModelKind::Decoder {
+            let mut codec = Codec::reader(&mut fields);
+            features(&mut codec, &mut layers);
+            known.extend(codec.known());
+            if layers.position != Position::Rotary {
+                rope_theta = 0.0;
+            }
+        }
+        fields.refuse_unknown(kind, &known);
         let activation = activation(&mut fields, kind);
-        let given = Given { kind, activation, norm_eps: 1e-5, needs_kv_heads: false };
-        let shape = fields.shape(&given);
+        let norm_eps = 1e-5;
+        let given = Given { kind, activation, norm_eps, needs_kv_heads: false, rope_theta };
+        let mut shape = fields.shape(&given);
+        if layers.position == Position::Learned && shape.max_positions == 0 {
+            shape.max_positions = shape.seq;
+        }
         let name = fields.text(Field::Name).unwrap_or_else(|| stem(file_name).to_owned());
-        fields.finish(name, shape)
+        match kind {
+            ModelKind::Decoder => {
+                let (shape, body) = decoder::shortest(shape, layers);
+                fields.finish(name, shape, body)
+            }
+            _ => fields.finish(name, shape, Body::Tokens {}),
+        }
     }
 
     /// Writes a model file that [`Model::parse`] reads back to an equal model.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         let rest = match self.body() {
-            Body::Tokens {} => None,
+            Body::Tokens {} | Body::Decoder { .. } => None,
             Body::Images(net) => Some(resnet::to_toml(net)),
             Body::Clicks(net) => Some(dlrm::to_toml(net)),
         };
@@ -92,7 +118,17 @@ impl Model {
                 Field::MtpDepth => self.mtp.depth.to_string(),
                 Field::MtpWeight => format!("{:?}", self.mtp.weight),
             };
-            text.push_str(&format!("{} = {value}\n", field.word()));
+            let absent = field.may_lack(self.kind) && matches!(&*value, "0" | "0.0");
+            if !absent {
+                text.push_str(&format!("{} = {value}\n", field.word()));
+            }
+        }
+        if let Body::Decoder { decoder } = self.body() {
+            let mut codec = Codec::terse_writer();
+            features(&mut codec, &mut decoder.clone());
+            for (key, value) in codec.written() {
+                text.push_str(&format!("{key} = {value}\n"));
+            }
         }
         text
     }
@@ -133,7 +169,7 @@ fn activation(fields: &mut Fields, kind: ModelKind) -> Activation {
     let own = kind.activations()[0];
     let gated = if Field::Gated.applies_to(kind) { fields.flag(Field::Gated) } else { None };
     let named = named_activation(fields, kind);
-    let is_gated = named.unwrap_or(own) == Activation::SwiGlu;
+    let is_gated = named.unwrap_or(own).gated();
     match gated {
         Some(true) if !is_gated => fields.blame(
             Field::Gated,

@@ -3,7 +3,10 @@
 use super::line::Line;
 use super::words::{Result, Word, push};
 use crate::compress::{Codec, CompressOp};
-use crate::graph::{ActivationKind, Heads, LatentHeads, LinearRole, NormKind, Routing, Window};
+use crate::graph::{
+    ActivationKind, GateKind, HeadNormKind, Heads, LatentHeads, LinearRole, Mask, NormKind, Rotary,
+    Routing, Scaling, Scores, Window,
+};
 use crate::outer_optimizer::OuterOp;
 
 /// A field of an operator, or all of its fields in one struct.
@@ -55,7 +58,7 @@ macro_rules! keywords {
     )+ };
 }
 
-keywords!(LinearRole NormKind ActivationKind);
+keywords!(LinearRole NormKind ActivationKind GateKind);
 
 /// Structs whose fields are written one after the other; the fields in brackets count heads.
 macro_rules! structs {
@@ -78,7 +81,7 @@ macro_rules! structs {
 
 structs! {
     Heads [heads kv_heads] { heads kv_heads head_dim }
-    LatentHeads [heads] { heads head_dim rope v_dim theta }
+    LatentHeads [heads] { heads head_dim rope v_dim theta rotary }
     Window [] { side channels kernel stride padding }
 }
 
@@ -91,6 +94,129 @@ impl Attribute for bool {
 
     fn parse(key: &str, line: &mut Line<'_>) -> Result<Self> {
         Ok(line.eat(key))
+    }
+}
+
+/// A number after `key=`, if the next word is one.
+fn given<T: std::str::FromStr>(key: &str, line: &mut Line<'_>) -> Result<Option<T>> {
+    match line.peek().strip_prefix(key).is_some_and(|rest| rest.starts_with('=')) {
+        true => Ok(Some(line.assigned(key, key)?)),
+        false => Ok(None),
+    }
+}
+
+impl Attribute for HeadNormKind {
+    fn print(&self, _key: &str, out: &mut String) {
+        if *self != Self::default() {
+            push(out, format_args!(" {}", self.word()));
+        }
+    }
+
+    fn parse(_key: &str, line: &mut Line<'_>) -> Result<Self> {
+        let word = line.peek();
+        let named = Self::ALL.iter().find(|norm| **norm != Self::default() && norm.word() == word);
+        Ok(match named {
+            Some(_) => Word::parse(line)?,
+            None => Self::default(),
+        })
+    }
+}
+
+impl Attribute for Scores {
+    fn print(&self, _key: &str, out: &mut String) {
+        let Self { mask, scale, softcap, alibi, alibi_scale, sinks } = *self;
+        match mask {
+            Mask::Causal => {}
+            Mask::Window(window) => push(out, format_args!(" window={window}")),
+            Mask::Chunk(chunk) => push(out, format_args!(" chunk={chunk}")),
+            Mask::Full => out.push_str(" full"),
+        }
+        for (key, value) in [("scale", scale), ("softcap", softcap)] {
+            if value != 0.0 {
+                push(out, format_args!(" {key}={value:?}"));
+            }
+        }
+        if alibi != 0 {
+            push(out, format_args!(" alibi={alibi}"));
+        }
+        if alibi_scale != 0.0 {
+            push(out, format_args!(" alibi_scale={alibi_scale:?}"));
+        }
+        sinks.print("sinks", out);
+    }
+
+    fn parse(_key: &str, line: &mut Line<'_>) -> Result<Self> {
+        let mask = if let Some(window) = given("window", line)? {
+            Mask::Window(window)
+        } else if let Some(chunk) = given("chunk", line)? {
+            Mask::Chunk(chunk)
+        } else if line.eat("full") {
+            Mask::Full
+        } else {
+            Mask::Causal
+        };
+        Ok(Self {
+            mask,
+            scale: given("scale", line)?.unwrap_or(0.0),
+            softcap: given("softcap", line)?.unwrap_or(0.0),
+            alibi: given("alibi", line)?.unwrap_or(0),
+            alibi_scale: given("alibi_scale", line)?.unwrap_or(0.0),
+            sinks: line.eat("sinks"),
+        })
+    }
+}
+
+impl Attribute for Rotary {
+    fn print(&self, _key: &str, out: &mut String) {
+        let Self { dims, scaling, magnitude } = *self;
+        if dims != 0 {
+            push(out, format_args!(" dims={dims}"));
+        }
+        match scaling {
+            Scaling::None => {}
+            Scaling::Linear { factor } => push(out, format_args!(" linear={factor:?}")),
+            Scaling::Llama3 { factor, low, high, original } => {
+                push(out, format_args!(" llama3={factor:?} low={low:?} high={high:?}"));
+                push(out, format_args!(" original={original}"));
+            }
+            Scaling::Yarn { factor, fast, slow, original, exact } => {
+                push(out, format_args!(" yarn={factor:?} fast={fast:?} slow={slow:?}"));
+                push(out, format_args!(" original={original}"));
+                exact.print("exact", out);
+            }
+            Scaling::Each(factors) => push(out, format_args!(" factors={factors:?}")),
+        }
+        if magnitude != 1.0 {
+            push(out, format_args!(" magnitude={magnitude:?}"));
+        }
+    }
+
+    fn parse(_key: &str, line: &mut Line<'_>) -> Result<Self> {
+        let dims = given("dims", line)?.unwrap_or(0);
+        let scaling = if let Some(factor) = given("linear", line)? {
+            Scaling::Linear { factor }
+        } else if let Some(factor) = given("llama3", line)? {
+            Scaling::Llama3 {
+                factor,
+                low: line.assigned("low", "low")?,
+                high: line.assigned("high", "high")?,
+                original: line.assigned("original", "original")?,
+            }
+        } else if let Some(factor) = given("yarn", line)? {
+            Scaling::Yarn {
+                factor,
+                fast: line.assigned("fast", "fast")?,
+                slow: line.assigned("slow", "slow")?,
+                original: line.assigned("original", "original")?,
+                exact: line.eat("exact"),
+            }
+        } else if let Some(factors) = given("factors", line)? {
+            Scaling::Each(factors)
+        } else {
+            Scaling::None
+        };
+        let magnitude = given("magnitude", line)?.unwrap_or(1.0);
+        Ok(Self { dims, scaling, magnitude })
     }
 }
 
@@ -110,6 +236,8 @@ impl Attribute for Routing {
         if parts != 1 {
             push(out, format_args!(" parts={parts}"));
         }
+        self.raw.print("raw", out);
+        self.best_of_group.print("best_of_group", out);
     }
 
     fn parse(_key: &str, line: &mut Line<'_>) -> Result<Self> {
@@ -129,6 +257,8 @@ impl Attribute for Routing {
             groups: 1,
             kept_groups: 1,
             parts: 1,
+            raw: false,
+            best_of_group: false,
         };
         if line.peek().starts_with("capacity=") {
             routing.capacity = Some(line.id("capacity=", "capacity")?);
@@ -140,6 +270,8 @@ impl Attribute for Routing {
         if line.peek().starts_with("parts=") {
             routing.parts = line.id("parts=", "parts")?;
         }
+        routing.raw = line.eat("raw");
+        routing.best_of_group = line.eat("best_of_group");
         Ok(routing)
     }
 }

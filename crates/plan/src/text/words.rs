@@ -3,7 +3,7 @@
 use super::ParseError;
 use super::line::Line;
 use crate::collective::Reduction;
-use crate::graph::{ActivationKind, Init, LinearRole, NormKind, OpPass};
+use crate::graph::{ActivationKind, GateKind, HeadNormKind, Init, LinearRole, NormKind, OpPass};
 use crate::ids::StageRank;
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{Access, AccumulateMode, ComputePass, LoadKind, MemoryKind, Peer};
@@ -66,9 +66,15 @@ words!(LinearRole, "matrix", {
     Qkv => "qkv", AttentionOut => "attention_out", Up => "up", Down => "down", Head => "head",
     Router => "router", Latent => "latent", Join => "join",
 });
-words!(NormKind, "norm", { Layer => "layer", Rms => "rms" });
+words!(NormKind, "norm", {
+    Layer => "layer", Rms => "rms", LayerGain => "layer_gain", RmsUnit => "rms_unit",
+});
+words!(GateKind, "gate", { GeluErf => "geglu_erf", ClampedSwiGlu => "clamped_swiglu" });
+words!(HeadNormKind, "norm of heads", {
+    Head => "head", HeadUnit => "head_unit", Whole => "whole", Bare => "bare",
+});
 words!(ActivationKind, "function", {
-    Gelu => "gelu", Relu => "relu", SquaredRelu => "squared_relu",
+    Gelu => "gelu", Relu => "relu", SquaredRelu => "squared_relu", GeluErf => "gelu_erf",
 });
 words!(MemoryKind, "kind of memory", {
     Parameters => "parameters", Gradients => "gradients", Optimizer => "optimizer",

@@ -37,7 +37,7 @@ fn tiny(kind: ModelKind) -> Model {
         activation: match kind {
             ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => Activation::Relu,
             ModelKind::Gpt2 => Activation::Gelu,
-            ModelKind::Llama | ModelKind::Moe => Activation::SwiGlu,
+            ModelKind::Llama | ModelKind::Moe | ModelKind::Decoder => Activation::SwiGlu,
         },
         norm_eps: if mlp { 0.0 } else { 1e-5 },
         rope_theta: if kind.is_rotary() { 10000.0 } else { 0.0 },
@@ -55,7 +55,8 @@ fn tiny(kind: ModelKind) -> Model {
             | ModelKind::Gpt2
             | ModelKind::Llama
             | ModelKind::Resnet
-            | ModelKind::Dlrm => Experts::default(),
+            | ModelKind::Dlrm
+            | ModelKind::Decoder => Experts::default(),
         },
         latent: Latent::default(),
         mtp: Mtp::default(),

@@ -4,7 +4,7 @@
 
 use super::build::{Build, local, operand, template};
 use paceline_plan::DType;
-use paceline_plan::graph::{Heads, OpKind, OpPass};
+use paceline_plan::graph::{Heads, OpKind, OpPass, Scores};
 use paceline_plan::ids::{LaneId, Microbatch};
 use paceline_plan::mesh::Axis;
 use paceline_plan::program::{Access, ComputePass, MemoryKind, Op, Peer, Plan, Program, Template};
@@ -33,7 +33,13 @@ pub(crate) fn plan() -> Plan {
 fn templates() -> Vec<Template> {
     let width = HEADS.heads * HEADS.head_dim;
     let kv = 2 * HEADS.kv_heads * HEADS.head_dim;
-    let kind = OpKind::AttentionBlock { heads: HEADS, queries: TOKENS, keys: TOKENS, step: 1 };
+    let kind = OpKind::AttentionBlock {
+        heads: HEADS,
+        queries: TOKENS,
+        keys: TOKENS,
+        step: 1,
+        scores: Scores::default(),
+    };
     let block = |name: &str, access: Access| {
         template(
             name,

@@ -1,8 +1,9 @@
 //! Built-in clusters: the descriptions in `clusters/`, scaled to a count.
 //!
 //! `dgx-a100` is one host, `dgx-a100:128` is 128 of them. The count is of hosts, with one exception
-//! and one special default. `gb200-nvl72` counts racks of 18 hosts, since the name denotes a rack.
-//! `tpu-v4` alone is a whole pod of 1,024 hosts, `tpu-v4:16` a slice of it.
+//! and one special default. `gb200-nvl72` and `gb300-nvl72` count racks of 18 hosts, since the name
+//! denotes a rack, and `tpu-v6e` counts pods of 64. `tpu-v4` alone is a whole pod of 1,024 hosts,
+//! `tpu-v4:16` a slice of it; `tpu-v5p` likewise, with 2,240 hosts.
 
 use super::{Cluster, Dimension, DimensionKind};
 use paceline_plan::suggest::suggest;
@@ -31,7 +32,9 @@ pub fn holding(name: &str, devices: u64) -> Result<Cluster, PresetError> {
     let preset = Preset::find(name)?;
     let unit = match preset.scaling {
         Scaling::Copies | Scaling::One => preset.describe(),
-        Scaling::Slices => return preset.scaled(slice_hosts(devices)),
+        Scaling::Slices => {
+            return preset.scaled(slice_hosts(devices, preset.describe().hosts.into()));
+        }
     };
     let units = devices.div_ceil(unit.devices()).max(1);
     let mut cluster = preset.scaled(units)?;
@@ -94,13 +97,15 @@ pub enum PresetError {
     /// This number of hosts is not a slice of a torus.
     #[error(
         "'{name}:{hosts}': {hosts} hosts of four chips make no slice of a pod; \
-        use 1, 2, 4, 8, a multiple of 16 up to 1024, or whole pods of 1024"
+        use 1, 2, 4, 8, a multiple of 16 up to {pod}, or whole pods of {pod}"
     )]
     NoSlice {
         /// The built-in cluster.
         name: &'static str,
         /// Requested number of hosts.
         hosts: u64,
+        /// Number of hosts of a pod.
+        pod: u32,
     },
 }
 
@@ -134,15 +139,23 @@ macro_rules! preset {
     };
 }
 
-const PRESETS: [Preset; 16] = [
+const PRESETS: [Preset; 24] = [
     preset!("dgx1-v100", "hosts", Copies),
+    preset!("dgx-a100-40gb", "hosts", Copies),
     preset!("dgx-a100", "hosts", Copies),
     preset!("dgx-a800", "hosts", Copies),
     preset!("dgx-h100", "hosts", Copies),
+    preset!("dgx-h800", "hosts", Copies),
+    preset!("dgx-h20", "hosts", Copies),
     preset!("dgx-h200", "hosts", Copies),
     preset!("dgx-b200", "hosts", Copies),
+    preset!("dgx-b300", "hosts", Copies),
     preset!("gb200-nvl72", "racks", Copies),
+    preset!("gb300-nvl72", "racks", Copies),
+    preset!("mi300x", "hosts", Copies),
     preset!("tpu-v4", "hosts", Slices),
+    preset!("tpu-v5p", "hosts", Slices),
+    preset!("tpu-v6e", "pods", Copies),
     preset!("zionex", "hosts", Copies),
     preset!("a100-pcie", "hosts", Copies),
     preset!("a800-pcie", "hosts", Copies),
@@ -182,7 +195,8 @@ impl Preset {
         let copies = match self.scaling {
             Scaling::Copies | Scaling::One => small,
             Scaling::Slices => {
-                let no_slice = PresetError::NoSlice { name: self.name, hosts: count };
+                let pod = cluster.hosts;
+                let no_slice = PresetError::NoSlice { name: self.name, hosts: count, pod };
                 slice(&mut cluster, small).ok_or(no_slice)?
             }
         };
@@ -197,21 +211,21 @@ impl Preset {
 const CHIPS_PER_HOST: u64 = 4;
 const CHIPS_PER_CUBE: u64 = 64;
 const HOSTS_PER_CUBE: u32 = 16;
-const HOSTS_PER_POD: u32 = 1024;
 
 /// Reduces a pod's torus to `hosts` hosts and returns the number of such tori.
 ///
 /// Google Cloud documentation, TPU v4, and "How to Scale Your Model": slices are made of cubes of
 /// 4×4×4 chips, whose ends are connected by optical switches; less than a cube is a mesh.
 fn slice(pod: &mut Cluster, hosts: u32) -> Option<u32> {
+    let whole = pod.hosts;
     let torus = pod.dimensions.first_mut()?;
     let (shape, wrap) = match hosts {
         1 => ([2, 2, 1], false),
         2 => ([2, 2, 2], false),
         4 => ([2, 2, 4], false),
         8 => ([2, 4, 4], false),
-        pods if pods % HOSTS_PER_POD == 0 => return Some(pods / HOSTS_PER_POD),
-        cubes if cubes % HOSTS_PER_CUBE == 0 && cubes < HOSTS_PER_POD => {
+        pods if pods % whole == 0 => return Some(pods / whole),
+        cubes if cubes % HOSTS_PER_CUBE == 0 && cubes < whole => {
             (most_cubic(cubes / HOSTS_PER_CUBE).map(|axis| axis * 4), true)
         }
         _ => return None,
@@ -223,13 +237,13 @@ fn slice(pod: &mut Cluster, hosts: u32) -> Option<u32> {
 }
 
 /// Smallest number of hosts that is a slice with at least `chips` chips.
-fn slice_hosts(chips: u64) -> u64 {
+fn slice_hosts(chips: u64, pod: u64) -> u64 {
     let hosts = chips.div_ceil(CHIPS_PER_HOST).max(1);
     let cube = CHIPS_PER_CUBE / CHIPS_PER_HOST;
     match hosts {
         0..=8 => hosts.next_power_of_two(),
-        9..=1024 => hosts.next_multiple_of(cube),
-        _ => hosts.div_ceil(HOSTS_PER_POD.into()).saturating_mul(HOSTS_PER_POD.into()),
+        _ if hosts <= pod => hosts.next_multiple_of(cube),
+        _ => hosts.div_ceil(pod).saturating_mul(pod),
     }
 }
 
@@ -277,13 +291,21 @@ mod tests {
 
     #[test]
     fn the_datasheets_are_kept() {
-        let facts: [Facts; 10] = [
+        let facts: [Facts; 18] = [
             ("dgx1-v100", 8, 1, 125.0, 32.0, 25.0, 12.5),
+            ("dgx-a100-40gb", 8, 1, 312.0, 40.0, 300.0, 25.0),
             ("dgx-a100", 8, 1, 312.0, 80.0, 300.0, 25.0),
             ("dgx-a800", 8, 1, 312.0, 80.0, 200.0, 25.0),
             ("dgx-h100", 8, 1, 989.4, 80.0, 450.0, 50.0),
+            ("dgx-h800", 8, 1, 989.4, 80.0, 200.0, 50.0),
+            ("dgx-h20", 8, 1, 148.0, 95.6, 450.0, 50.0),
             ("dgx-h200", 8, 1, 989.4, 141.0, 450.0, 50.0),
             ("dgx-b200", 8, 1, 2250.0, 180.0, 900.0, 50.0),
+            ("dgx-b300", 8, 1, 2250.0, 268.2, 900.0, 100.0),
+            ("gb300-nvl72", 72, 18, 2500.0, 268.2, 900.0, 100.0),
+            ("mi300x", 8, 1, 1307.4, 192.0, 64.0, 50.0),
+            ("tpu-v5p", 8960, 2240, 459.0, 95.0, 100.0, 25.0),
+            ("tpu-v6e", 256, 64, 918.0, 32.0, 112.0, 25.0),
             ("gb200-nvl72", 72, 18, 2500.0, 186.0, 900.0, 50.0),
             ("tpu-v4", 4096, 1024, 275.0, 32.0, 50.0, 25.0),
             ("zionex", 8, 1, 312.0, 40.0, 300.0, 25.0),

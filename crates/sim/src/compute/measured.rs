@@ -47,6 +47,7 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
             let experts = experts.max(1);
             (vec![rows.div_ceil(experts), weight[1], weight[0] / experts], cost.matrix.0)
         }
+        CostClass::Attention { .. } if op.pass == OpPass::BackwardWeight => of_memory(),
         CostClass::Attention { heads, queries, keys, .. } => {
             let sequences = first[0] / queries.max(1);
             (vec![sequences.saturating_mul(heads.heads), keys, heads.head_dim], cost.matrix.0)

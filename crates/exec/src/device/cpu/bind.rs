@@ -3,14 +3,14 @@
 use super::operands::Operands;
 use super::ops::{
     activation, attention, clicks, compressed, embedding, experts, heads, images, linear, loss,
-    norm, sums,
+    norm, scaling, sums,
 };
 use super::{Cpu, step};
 use crate::device::{OpShape, Operator};
 use crate::error::Fault;
 use crate::types::{Types, typed};
 use paceline_kernels::{Element, Write, activation as kernels};
-use paceline_plan::graph::{OpKind, OpPass};
+use paceline_plan::graph::{GateKind, OpKind, OpPass};
 
 /// An operator bound to its kernel.
 pub(crate) type Bound = Box<dyn Operator<Cpu>>;
@@ -28,11 +28,16 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
         OpKind::Norm { norm, eps } => norm::bind::<T, G>(norm, eps as f32, pass),
         OpKind::Linear { role: _ } => linear::bind::<T, G>(pass),
         OpKind::Bias => linear::bias::<T, G>(pass),
-        OpKind::Rope { heads, theta } => attention::rope::<T>(heads, theta, pass),
-        OpKind::Attention { heads, seq } => attention::whole::<T>(heads, seq, pass),
+        OpKind::Rope { heads, theta, rotary } => attention::rope::<T>(heads, theta, rotary, pass),
+        OpKind::Attention { heads, seq, scores } => {
+            attention::whole::<T, G>(heads, seq, scores, pass)
+        }
+        OpKind::Temperature { heads, floor, slope } => {
+            scaling::temperature::<T>(heads, (floor, slope), pass)
+        }
         OpKind::KeysValues { heads } => attention::keys_values::<T>(heads, pass),
-        OpKind::AttentionBlock { heads, queries, keys, step } => match queries == keys {
-            true => attention::block::<T>(heads, queries, step, pass),
+        OpKind::AttentionBlock { heads, queries, keys, step, scores } => match queries == keys {
+            true => attention::block::<T>(heads, queries, step, scores, pass),
             false => None,
         },
         OpKind::Activation { function } => activation::bind::<T>(function, pass),
@@ -42,6 +47,22 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
         OpKind::GeGlu => {
             activation::gated(kernels::geglu_forward::<T>, kernels::geglu_input_gradient, pass)
         }
+        OpKind::Gated { gate: GateKind::GeluErf } => activation::gated(
+            kernels::geglu_erf_forward::<T>,
+            kernels::geglu_erf_input_gradient,
+            pass,
+        ),
+        OpKind::Gated { gate: GateKind::ClampedSwiGlu } => activation::gated(
+            kernels::clamped_swiglu_forward::<T>,
+            kernels::clamped_swiglu_input_gradient,
+            pass,
+        ),
+        OpKind::Scale { factor } => scaling::scale::<T>(factor as f32, pass),
+        OpKind::SoftCap { cap } => scaling::softcap::<T>(cap as f32, pass),
+        OpKind::Clamp { limit } => scaling::clamp::<T>(limit as f32, pass),
+        // Logits are activations; weights of experts are always single precision.
+        OpKind::RowScale { sigmoid: true } => scaling::rows::<T, T>(true, pass),
+        OpKind::RowScale { sigmoid: false } => scaling::rows::<T, f32>(false, pass),
         OpKind::Add => activation::add::<T>(pass),
         OpKind::RowMax => loss::row_max::<T>(pass),
         OpKind::SoftmaxStats => loss::softmax_stats::<T>(pass),
@@ -72,8 +93,10 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
         OpKind::ExpertLinear { experts, regions, role: _, rows: _ } => {
             experts::linear::<T, G>(experts as usize, regions as usize, pass)
         }
+        OpKind::ExpertBias { experts: _, regions } => experts::bias::<T, G>(regions as usize, pass),
         OpKind::Combine { topk } => experts::combine::<T>(topk as usize, pass),
-        OpKind::HeadNorm { heads, eps } => heads::norm::<T, G>(heads, eps as f32, pass),
+        OpKind::Return { topk } => experts::give_back::<T>(topk as usize, pass),
+        OpKind::HeadNorm { heads, eps, norm } => heads::norm::<T, G>(heads, eps as f32, norm, pass),
         OpKind::LatentHeads(heads) => heads::latent::<T>(heads, pass),
         OpKind::LatentValues(heads) => heads::values::<T>(heads, pass),
         OpKind::BlockSquares { parts, experts } => sums::block_squares::<G>(parts, experts, pass),

@@ -9,7 +9,7 @@ use crate::error::{ExecError, Fault};
 use crate::types::Types;
 use paceline_kernels::Write;
 use paceline_kernels::cuda::{CudaError, Device as Gpu, Function};
-use paceline_plan::graph::{ActivationKind, OpKind, OpPass};
+use paceline_plan::graph::{ActivationKind, HeadNormKind, NormKind, OpKind, OpPass};
 use paceline_plan::program::{LocalOp, Plan, Template};
 
 /// Kernel of an operator's pass; `None` if it cannot be run.
@@ -120,16 +120,22 @@ fn one(shape: OpShape<'_>, replaced: bool, shared: bool) -> Bound {
     match kind {
         OpKind::Embedding => embedding::table(pass),
         OpKind::Position => embedding::position(pass),
+        OpKind::Norm { norm: NormKind::LayerGain | NormKind::RmsUnit, .. } => None,
         OpKind::Norm { norm, eps } => norm::bind(norm, eps as f32, pass, shape),
         OpKind::Linear { role: _ } => linear::bind(pass),
         OpKind::Bias => linear::bias(pass),
-        OpKind::Rope { heads, theta } => attention::rope(heads, theta, pass),
-        OpKind::Attention { heads, seq } => attention::bind(heads, seq, pass),
+        OpKind::Rope { heads, theta, rotary } if rotary.is_plain() => {
+            attention::rope(heads, theta, pass)
+        }
+        OpKind::Attention { heads, seq, scores } if scores.is_plain() => {
+            attention::bind(heads, seq, pass)
+        }
         OpKind::Activation { function } => {
             let function = match function {
                 ActivationKind::Gelu => Function::Gelu,
                 ActivationKind::Relu => Function::Relu,
                 ActivationKind::SquaredRelu => Function::SquaredRelu,
+                ActivationKind::GeluErf => return None,
             };
             activation::bind(function, pass)
         }
@@ -144,7 +150,9 @@ fn one(shape: OpShape<'_>, replaced: bool, shared: bool) -> Bound {
         OpKind::TensorSquares => sums::tensor_squares(pass),
         OpKind::Norm2 => sums::norm(pass),
         OpKind::Total => sums::total(pass),
-        OpKind::Route(routing) => experts::route(routing, pass),
+        OpKind::Route(routing) if !routing.raw && !routing.best_of_group => {
+            experts::route(routing, pass)
+        }
         OpKind::Dispatch { experts, topk, regions } => {
             experts::dispatch((experts, topk, regions), pass, shape)
         }
@@ -152,14 +160,31 @@ fn one(shape: OpShape<'_>, replaced: bool, shared: bool) -> Bound {
             experts::linear(experts, regions, pass)
         }
         OpKind::Combine { topk } => experts::combine(topk, pass, shape),
-        OpKind::HeadNorm { heads, eps } => heads::norm(heads, eps as f32, pass),
-        OpKind::LatentHeads(latent) => heads::latent(latent, pass),
+        OpKind::HeadNorm { heads, eps, norm: HeadNormKind::Head } => {
+            heads::norm(heads, eps as f32, pass)
+        }
+        OpKind::LatentHeads(latent) if latent.rotary.is_plain() => heads::latent(latent, pass),
         OpKind::LatentValues(latent) => heads::values(latent, pass),
         OpKind::KeysValues { .. } => attention::keys_values(pass),
-        OpKind::AttentionBlock { heads, queries, keys, step } if queries == keys => {
+        OpKind::AttentionBlock { heads, queries, keys, step, scores }
+            if queries == keys && scores.is_plain() =>
+        {
             attention::block(heads, queries, step, pass)
         }
-        OpKind::RowMax
+        OpKind::Rope { .. }
+        | OpKind::Attention { .. }
+        | OpKind::Temperature { .. }
+        | OpKind::Gated { .. }
+        | OpKind::Scale { .. }
+        | OpKind::SoftCap { .. }
+        | OpKind::Clamp { .. }
+        | OpKind::RowScale { .. }
+        | OpKind::Route(_)
+        | OpKind::ExpertBias { .. }
+        | OpKind::Return { .. }
+        | OpKind::HeadNorm { .. }
+        | OpKind::LatentHeads(_)
+        | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::AttentionBlock { .. }
         | OpKind::Conv { .. }

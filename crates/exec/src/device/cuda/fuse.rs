@@ -147,7 +147,9 @@ impl OpSequence<'_> {
             (OpKind::Norm { norm, .. }, BackwardInput) => return self.norm_gradient(at, norm),
             (OpKind::RowMax, Forward) => self.loss(at),
             (OpKind::Embedding, Forward) => self.embedding(at),
-            (OpKind::Attention { heads, seq }, BackwardInput) => self.attention(at, heads, seq),
+            (OpKind::Attention { heads, seq, scores }, BackwardInput) if scores.is_plain() => {
+                self.attention(at, heads, seq)
+            }
             _ => None,
         };
         found.into_iter().collect()
@@ -183,8 +185,8 @@ impl OpSequence<'_> {
                 {
                     gelu = true;
                 }
-                (OpKind::Rope { heads, theta }, OpPass::Forward)
-                    if next.inputs[0] == result && !residual =>
+                (OpKind::Rope { heads, theta, rotary }, OpPass::Forward)
+                    if next.inputs[0] == result && !residual && rotary.is_plain() =>
                 {
                     rotation = Some(Rotation { heads, theta });
                 }
@@ -306,9 +308,13 @@ impl OpSequence<'_> {
 
     fn attention(&self, at: usize, heads: Heads, seq: u64) -> Option<Candidate> {
         let (mut op, next) = (self.op(at)?.clone(), self.op(at + 1)?);
-        let (OpKind::Rope { theta, .. }, OpPass::BackwardInput) = (next.kind, next.pass) else {
+        let (OpKind::Rope { theta, rotary, .. }, OpPass::BackwardInput) = (next.kind, next.pass)
+        else {
             return None;
         };
+        if !rotary.is_plain() {
+            return None;
+        }
         let skipped = vec![op.outputs[0]];
         if next.inputs[0] != skipped[0] {
             return None;

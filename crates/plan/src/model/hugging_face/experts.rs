@@ -1,144 +1,307 @@
-//! Expert entries in files of Mixtral, Qwen3-MoE and DeepSeek-V3, mapped to Paceline's fields.
+//! Keys of families with experts. Each function reads and writes.
 
-use super::Family;
-use crate::located::{Entry, Value};
-use crate::model::fields::Fields;
-use std::collections::BTreeMap;
+use super::super::codec::Codec;
+use super::super::field::Field;
+use super::super::{Activation, Decoder, Latent, ModelDims, Mtp, Router};
+use super::families::{llama4_attention, one_window, qwen_windows, windows};
+use super::rope::{self, Rope, letters, rope, shortest};
+use super::sizes::{GATED, HeadDim, LLAMA, Sizes};
+use crate::graph::{HeadNormKind, Scaling};
+use serde_json::json;
 
-/// Keys for properties that such a file expresses differently, or implies by its family.
-pub(in crate::model) const QK_NORM: &str = "qk_norm";
-pub(in crate::model) const ROUTER: &str = "router";
-pub(in crate::model) const DENSE_LAYERS: &str = "dense_layers";
-pub(in crate::model) const HEAD_DIM: &str = "qk_head_dim";
-
-/// Adds the entries that a file's family implies, and the defaults of missing ones.
-pub(super) fn apply_defaults(family: Family, entries: &mut BTreeMap<String, Entry>) {
-    let line = entries.get("model_type").map_or(1, |entry| entry.line);
-    let mut silence = |word: &str, value| {
-        entries.entry(word.to_owned()).or_insert(Entry { line, value });
-    };
-    match family {
-        Family::Gpt2 | Family::Llama | Family::Mistral => {}
-        Family::Mixtral => {
-            silence("rope_theta", Value::Real(1e6));
-            silence("router_aux_loss_coef", Value::Real(0.001));
-        }
-        Family::Qwen3Moe => {
-            silence("router_aux_loss_coef", Value::Real(0.001));
-            silence("norm_topk_prob", Value::Flag(false));
-            silence(QK_NORM, Value::Flag(true));
-            // The writer of the file determines which of two keys it uses.
-            if !entries.contains_key("num_experts")
-                && let Some(entry) = entries.remove("num_local_experts")
-            {
-                entries.insert("num_experts".to_owned(), entry);
-            }
-            let listed = entries.get("mlp_only_layers");
-            let dense = listed.and_then(|entry| Some((entry.line, leading(&entry.value)?)));
-            if let Some((line, layers)) = dense {
-                let value = Value::Whole(layers as i128);
-                entries.insert(DENSE_LAYERS.to_owned(), Entry { line, value });
-            }
-            if dense.is_none_or(|(_, layers)| layers == 0) {
-                entries.remove("intermediate_size");
-            }
-        }
-        Family::DeepseekV3 => {
-            silence("n_shared_experts", Value::Whole(1));
-            silence("first_k_dense_replace", Value::Whole(3));
-            silence("routed_scaling_factor", Value::Real(2.5));
-            silence("norm_topk_prob", Value::Flag(true));
-            silence("n_group", Value::Whole(8));
-            silence("topk_group", Value::Whole(4));
-            silence(ROUTER, Value::Text("sigmoid".to_owned()));
-            let [plain, turned, dense] =
-                ["qk_nope_head_dim", "qk_rope_head_dim", "first_k_dense_replace"]
-                    .map(|word| whole(entries, word));
-            if let (Some((line, plain)), Some((_, turned))) = (plain, turned) {
-                let value = Value::Whole(plain.saturating_add(turned));
-                entries.insert(HEAD_DIM.to_owned(), Entry { line, value });
-            }
-            // Groups impose no limit if all of them may be chosen.
-            let [all, some] = ["n_group", "topk_group"].map(|word| whole(entries, word));
-            if let (Some((_, all)), Some((_, some))) = (all, some)
-                && all == some
-            {
-                entries.remove("n_group");
-                entries.remove("topk_group");
-            }
-            if dense.is_some_and(|(_, layers)| layers == 0) {
-                entries.remove("intermediate_size");
-            }
-        }
+/// The number of experts and of those that a token uses.
+fn routed(c: &mut Codec<'_>, s: &mut ModelDims, key: &'static str, other: &'static str) {
+    // The writer of the file determines which of two keys it uses.
+    let key = if c.entry(key).is_none() && c.entry(other).is_some() { other } else { key };
+    c.size(Field::Experts, key, &mut s.experts.experts);
+    c.size(Field::Topk, "num_experts_per_tok", &mut s.experts.topk);
+    if !c.writes() {
+        s.experts.route_scale = 1.0;
     }
 }
 
-/// An integer entry and its line.
-fn whole(entries: &BTreeMap<String, Entry>, word: &str) -> Option<(usize, i128)> {
-    match entries.get(word) {
-        Some(Entry { line, value: Value::Whole(n) }) => Some((*line, *n)),
-        _ => None,
+fn balance(c: &mut Codec<'_>, s: &mut ModelDims) {
+    c.real(Field::Balance, "router_aux_loss_coef", &mut s.experts.balance, 0.001);
+}
+
+/// Weights as scores or as shares of their sum. A single softmax score is never divided here, and
+/// in `transformers` unless the key says no.
+fn shares(c: &mut Codec<'_>, s: &ModelDims, d: &mut Decoder, silent: bool) {
+    let single = s.experts.topk == 1;
+    let mut divided = if c.writes() { !d.raw_gates && !single } else { silent };
+    c.flag("norm_topk_prob", &mut divided, silent);
+    if c.writes() {
+        return;
+    }
+    d.raw_gates = !divided && !single;
+    if single && divided {
+        let problem = "`norm_topk_prob` is true for one expert per token".to_owned();
+        c.refuse(
+            "norm_topk_prob",
+            problem,
+            "use false: a weight that is always 1 gives the router no gradient",
+        );
     }
 }
 
-/// Number of layers in a list, if they are the first ones.
-fn leading(list: &Value) -> Option<usize> {
-    let Value::List(layers) = list else { return None };
-    let first = layers.iter().zip(0..).all(|(layer, at)| layer.value.whole(at..=at).is_some());
-    first.then_some(layers.len())
-}
-
-/// Records unsupported entries.
-pub(super) fn refuse(fields: &mut Fields, family: Family) {
-    match family {
-        Family::Gpt2 | Family::Llama | Family::Mistral | Family::Mixtral => {}
-        Family::Qwen3Moe => {
-            only(fields, "use_sliding_window", &Value::Flag(false), "attention sees all tokens");
-            only(fields, "decoder_sparse_step", &Value::Whole(1), "every layer has experts");
-            shares(fields);
-            if let Some(entry) = fields.entries().get("mlp_only_layers")
-                && leading(&entry.value).is_none()
-            {
-                let problem =
-                    "`mlp_only_layers` are not the first layers, which cannot be represented";
-                let line = entry.line;
-                fields.note(line, problem.to_owned(), "only leading dense layers are supported");
-            }
-        }
-        Family::DeepseekV3 => {
-            shares(fields);
-            let reason = "latent norms use that epsilon in transformers too";
-            only(fields, "rms_norm_eps", &Value::Real(1e-6), reason);
-            if fields.entries().get(HEAD_DIM).is_none() {
-                let problem = "`qk_nope_head_dim` or `qk_rope_head_dim` is missing".to_owned();
-                fields.note(
-                    fields.anchor(),
-                    problem,
-                    "add an entry such as `\"qk_rope_head_dim\": 64`",
-                );
-            }
-        }
+/// Layers without experts: every so many, and listed ones.
+fn sparse(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    let (mut step, mut listed) = (1, Vec::new());
+    if c.writes() {
+        let dense: Vec<u64> = (0..s.layers).filter(|at| !d.has_experts(s, *at)).collect();
+        c.put("decoder_sparse_step", 1);
+        c.put("mlp_only_layers", dense);
+    } else {
+        c.whole("decoder_sparse_step", &mut step, 1);
+        c.numbers("mlp_only_layers", &mut listed);
+        let dense = |at: u64| listed.contains(&(at as f64)) || (at + 1) % step.max(1) != 0;
+        set_dense(s, d, dense);
+    }
+    let width = if s.experts.dense_ffn > 0 { s.experts.dense_ffn } else { s.ffn };
+    let mut width = width;
+    c.size_or(Field::DenseFfn, "intermediate_size", &mut width, s.ffn);
+    if !c.writes() {
+        let some = (0..s.layers).any(|at| !d.has_experts(s, at));
+        s.experts.dense_ffn = if some { width } else { 0 };
     }
 }
 
-/// Checks that the weights of several chosen experts are normalised; a single one keeps its score.
-fn shares(fields: &mut Fields) {
-    let several = !matches!(
-        fields.entries().get("num_experts_per_tok"),
-        Some(Entry { value: Value::Whole(1), .. })
-    );
-    let reason = if several { "weights of several experts add up" } else { "one keeps its score" };
-    only(fields, "norm_topk_prob", &Value::Flag(several), reason);
+/// States which layers have no experts: leading ones by their number, others by a pattern.
+fn set_dense(s: &mut ModelDims, d: &mut Decoder, dense: impl Fn(u64) -> bool) {
+    let leading = (0..s.layers).take_while(|at| dense(*at)).count() as u64;
+    if (leading..s.layers).any(&dense) {
+        let all: String = (0..s.layers).map(|at| if dense(at) { 'd' } else { 'e' }).collect();
+        (s.experts.dense_layers, d.ffn) = (0, shortest(&all));
+    } else {
+        (s.experts.dense_layers, d.ffn) = (leading, "e".to_owned());
+    }
 }
 
-/// Records an entry whose value differs from the only supported one.
-fn only(fields: &mut Fields, word: &str, value: &Value, reason: &str) {
-    if let Some(Entry { line, value: found }) = fields.entries().get(word)
-        && found.to_string() != value.to_string()
+pub(super) fn mixtral(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    Sizes { kv_heads: Some(("num_key_value_heads", true)), eps: ("rms_norm_eps", 1e-5), ..LLAMA }
+        .code(c, s);
+    c.word("hidden_act", &mut s.activation, &GATED, Activation::SwiGlu);
+    rope(c, s, d, Rope { theta: 1e6, ..rope::PLAIN }, s.head_dim);
+    one_window(c, d, None);
+    routed(c, s, "num_local_experts", "num_experts");
+    balance(c, s);
+    c.only("router_jitter_noise", 0.0);
+    if s.experts.topk == 1 {
+        // Its class divides by the sum of the chosen scores even for a single expert.
+        let problem = "`num_experts_per_tok` is 1".to_owned();
+        c.refuse("num_experts_per_tok", problem, "use 2 or more: the weight of one is always 1");
+    }
+}
+
+pub(super) fn qwen2_moe(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    let ffn = Some(("moe_intermediate_size", true));
+    Sizes { head_dim: HeadDim::Share, ffn, ..LLAMA }.code(c, s);
+    c.word("hidden_act", &mut s.activation, &GATED, Activation::SwiGlu);
+    rope(c, s, d, rope::PLAIN, s.head_dim);
+    c.flag("qkv_bias", &mut d.qkv_bias, true);
+    qwen_windows(c, s, d, |layer, full| layer % 2 == 0 && layer < full);
+    routed(c, s, "num_experts", "num_local_experts");
+    balance(c, s);
+    shares(c, s, d, false);
+    sparse(c, s, d);
+    c.whole("shared_expert_intermediate_size", &mut d.shared_ffn, 5632);
+    if !c.writes() {
+        (s.experts.shared_experts, d.shared_gate) = (1, true);
+    }
+}
+
+pub(super) fn qwen3_moe(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    Sizes {
+        kv_heads: Some(("num_key_value_heads", true)),
+        ffn: Some(("moe_intermediate_size", true)),
+        ..LLAMA
+    }
+    .code(c, s);
+    c.word("hidden_act", &mut s.activation, &GATED, Activation::SwiGlu);
+    rope(c, s, d, rope::PLAIN, s.head_dim);
+    c.flag("attention_bias", &mut d.qkv_bias, false);
+    d.attention_bias = d.qkv_bias;
+    let mut on = d.attention.contains('s');
+    c.flag("use_sliding_window", &mut on, false);
+    match on {
+        true => one_window(c, d, Some(4096)),
+        false => c.ignore(&["sliding_window"]),
+    }
+    c.ignore(&["max_window_layers"]);
+    routed(c, s, "num_experts", "num_local_experts");
+    balance(c, s);
+    shares(c, s, d, false);
+    sparse(c, s, d);
+    if !c.writes() {
+        d.qk_norm = Some(HeadNormKind::Head);
+    }
+}
+
+pub(super) fn gpt_oss(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    Sizes { eps: ("rms_norm_eps", 1e-5), ..LLAMA }.code(c, s);
+    c.only("hidden_act", "silu");
+    c.only("swiglu_alpha", 1.702);
+    c.only("swiglu_limit", 7.0);
+    c.ignore(&["initial_context_length", "experts_per_token"]);
+    rope(c, s, d, Rope { theta: 150_000.0, ..rope::PLAIN }, s.head_dim);
+    windows(c, s, d, 128, |layer| if layer % 2 == 0 { 's' } else { 'f' });
+    c.flag("attention_bias", &mut d.qkv_bias, true);
+    d.attention_bias = d.qkv_bias;
+    routed(c, s, "num_local_experts", "num_experts");
+    balance(c, s);
+    if !c.writes() {
+        s.activation = Activation::ClampedSwiGlu;
+        (d.ffn_bias, d.router_bias, d.sinks) = (true, true, true);
+    }
+}
+
+/// Latent attention.
+fn latent(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    let Latent { q_lora, kv_lora, qk_rope, v_dim } = &mut s.latent;
+    if c.writes() {
+        c.put("q_lora_rank", (*q_lora > 0).then_some(*q_lora));
+        c.put("qk_nope_head_dim", s.head_dim - *qk_rope);
+    } else {
+        let silent = if c.is_null("q_lora_rank") { 0 } else { 1536 };
+        c.whole("q_lora_rank", q_lora, silent);
+    }
+    c.whole("kv_lora_rank", kv_lora, 512);
+    c.whole("qk_rope_head_dim", qk_rope, 64);
+    c.whole("v_head_dim", v_dim, 128);
+    let turned = *qk_rope;
+    if !c.writes() {
+        let mut plain = 0;
+        c.whole("qk_nope_head_dim", &mut plain, 128);
+        s.head_dim = plain.saturating_add(turned);
+        s.kv_heads = s.heads;
+    }
+    rope(c, s, d, rope::PLAIN, turned);
+    c.only("attention_bias", false);
+    if c.writes() {
+        return;
+    }
+    d.latent_eps = if s.norm_eps == LATENT_EPS { 0.0 } else { LATENT_EPS };
+    let all = ["rope_scaling", "rope_parameters"].map(|key| c.value(key));
+    let all = all.iter().flatten().find_map(|value| {
+        value.table()?.entries.get("mscale_all_dim")?.value.number().filter(|m| *m != 0.0)
+    });
+    if let (Some(all), Scaling::Yarn { factor, .. }) = (all, d.rotary.scaling) {
+        let grown = if factor <= 1.0 { 1.0 } else { 0.1 * all * factor.ln() + 1.0 };
+        d.attention_scale = grown * grown / (s.head_dim as f64).sqrt();
+    }
+}
+
+/// Epsilon of the norms of latent vectors in DeepSeek's classes, whatever the file says.
+const LATENT_EPS: f64 = 1e-6;
+
+/// What DeepSeek-V2 and V3 have in common.
+fn deepseek(c: &mut Codec<'_>, s: &mut ModelDims, dense: u64, shared: u64) {
+    c.word("hidden_act", &mut s.activation, &GATED, Activation::SwiGlu);
+    routed(c, s, "n_routed_experts", "num_experts");
+    c.whole("n_shared_experts", &mut s.experts.shared_experts, shared);
+    c.whole("first_k_dense_replace", &mut s.experts.dense_layers, dense);
+    let mut width = if s.experts.dense_ffn > 0 { s.experts.dense_ffn } else { s.ffn };
+    c.size_or(Field::DenseFfn, "intermediate_size", &mut width, s.ffn);
+    if !c.writes() {
+        s.experts.dense_ffn = if s.experts.dense_layers > 0 { width } else { 0 };
+    }
+    c.only("moe_layer_freq", 1);
+}
+
+fn groups(c: &mut Codec<'_>, s: &mut ModelDims, (all, kept): (u64, u64)) {
+    if c.writes() {
+        c.put("n_group", s.experts.groups.max(1));
+        return c.put("topk_group", s.experts.group_topk.max(1));
+    }
+    c.whole("n_group", &mut s.experts.groups, all);
+    c.whole("topk_group", &mut s.experts.group_topk, kept);
+    // Groups impose no limit if all of them may be chosen.
+    if s.experts.groups == s.experts.group_topk {
+        (s.experts.groups, s.experts.group_topk) = (0, 0);
+    }
+}
+
+const DEEPSEEK: Sizes =
+    Sizes { head_dim: HeadDim::Latent, ffn: Some(("moe_intermediate_size", true)), ..LLAMA };
+
+pub(super) fn deepseek_v2(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    DEEPSEEK.code(c, s);
+    latent(c, s, d);
+    deepseek(c, s, 0, 2);
+    c.only("mlp_bias", false);
+    c.real(Field::RouteScale, "routed_scaling_factor", &mut s.experts.route_scale, 1.0);
+    c.ignore(&["norm_topk_prob", "scoring_func", "seq_aux", "aux_loss_alpha", "ep_size"]);
+    let mut limited = s.experts.groups > 0;
+    let words = [("greedy", false), ("group_limited_greedy", true)];
+    c.word("topk_method", &mut limited, &words, false);
+    match limited {
+        true => groups(c, s, (0, 0)),
+        false => c.ignore(&["n_group", "topk_group"]),
+    }
+    if !c.writes() {
+        (d.raw_gates, d.best_of_group) = (s.experts.topk > 1, s.experts.groups > 0);
+    }
+}
+
+pub(super) fn deepseek_v3(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    DEEPSEEK.code(c, s);
+    // Weights are written with the pairs of ours.
+    let mut paired = false;
+    c.flag("rope_interleave", &mut paired, true);
+    latent(c, s, d);
+    deepseek(c, s, 3, 1);
+    c.real(Field::RouteScale, "routed_scaling_factor", &mut s.experts.route_scale, 2.5);
+    groups(c, s, (8, 4));
+    let single = s.experts.topk == 1;
+    let mut divided = if c.writes() { !d.raw_gates && !single } else { true };
+    c.flag("norm_topk_prob", &mut divided, true);
+    c.ignore(&["scoring_func", "topk_method", "seq_aux", "aux_loss_alpha", "ep_size"]);
+    let key = match c.entry("num_nextn_predict_layers").is_none()
+        && c.entry("num_mtp_layers").is_some()
     {
-        let (line, problem) = (*line, format!("`{word}` is {found}: it cannot be represented"));
-        fields.note(line, problem, format!("only {value} can, because {reason}"));
+        true => "num_mtp_layers",
+        false => "num_nextn_predict_layers",
+    };
+    c.whole(key, &mut s.mtp.depth, 0);
+    if !c.writes() {
+        s.mtp.weight = if s.mtp.depth > 0 { Mtp::WEIGHT } else { 0.0 };
+        s.experts.router = Router::Sigmoid;
+        d.choice_bias = true;
+        d.raw_gates = !divided && !single;
+        if single && divided {
+            let problem = "`norm_topk_prob` is true for one expert per token".to_owned();
+            c.refuse("norm_topk_prob", problem, "use false: one keeps its score");
+        }
     }
+}
+
+pub(super) fn llama4_text(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
+    Sizes { eps: ("rms_norm_eps", 1e-5), ..LLAMA }.code(c, s);
+    c.word("hidden_act", &mut s.activation, &GATED, Activation::SwiGlu);
+    llama4_attention(c, s, d);
+    routed(c, s, "num_local_experts", "num_experts");
+    balance(c, s);
+    c.only("router_jitter_noise", 0.0);
+    let mut width = if s.experts.dense_ffn > 0 { s.experts.dense_ffn } else { 2 * s.ffn };
+    c.size_or(Field::DenseFfn, "intermediate_size_mlp", &mut width, 16_384);
+    if c.writes() {
+        let all = (0..s.layers).filter(|at| d.has_experts(s, *at)).collect::<Vec<_>>();
+        c.put("moe_layers", json!(all));
+        return;
+    }
+    let (mut step, mut listed) = (1, Vec::new());
+    c.whole("interleave_moe_layer_step", &mut step, 1);
+    c.numbers("moe_layers", &mut listed);
+    let given = c.entry("moe_layers").is_some();
+    set_dense(s, d, |at| match given {
+        true => !listed.contains(&(at as f64)),
+        false => (at + 1) % step.max(1) != 0,
+    });
+    let some = letters(&d.ffn, s.layers).contains('d') || s.experts.dense_layers > 0;
+    s.experts.dense_ffn = if some { width } else { 0 };
+    s.experts.router = Router::Sigmoid;
+    s.experts.shared_experts = 1;
+    d.gated_inputs = true;
 }
 
 #[cfg(test)]
@@ -261,17 +424,23 @@ mod tests {
     }
 
     #[test]
+    fn dense_layers_and_raw_weights_are_kept() {
+        let raw = sound(&QWEN3.replace("\"norm_topk_prob\": true", "\"norm_topk_prob\": false"));
+        assert!(raw.decoder().raw_gates);
+        let alternating = sound(&QWEN3.replace("_step\": 1", "_step\": 2"));
+        assert_eq!((&*alternating.decoder().ffn, alternating.expert_layers()), ("de", 24));
+        let later = sound(&QWEN3.replace("[]", "[3]"));
+        assert_eq!((later.expert_layers(), later.experts.dense_ffn), (47, 6144));
+    }
+
+    #[test]
     fn what_cannot_be_represented_is_named() {
         for (text, given, instead, expected) in [
-            (QWEN3, "\"norm_topk_prob\": true", "\"norm_topk_prob\": false", "only true can"),
-            (QWEN3, "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 2", "only 1 can"),
-            (QWEN3, "[]", "[3]", "only leading dense layers are supported"),
-            (QWEN3, "[]", "7", "only leading dense layers are supported"),
-            (MIXTRAL, "\"sliding_window\": null", "\"sliding_window\": 64", "set it to null"),
+            (QWEN3, "[]", "7", "use a list of numbers"),
+            (QWEN3, "tok\": 8", "tok\": 1", "`norm_topk_prob` is true for one expert"),
+            (MIXTRAL, "tok\": 2", "tok\": 1", "use 2 or more"),
             (DEEPSEEK, "\"topk_group\": 4", "\"topk_group\": 9", "use 1 to 8"),
-            (DEEPSEEK, "1e-06", "1e-05", "only 1e-6 can"),
-            (DEEPSEEK, "\"q_lora_rank\": 1536,", "\"q_lora_rank\": null,", "needs `q_lora`"),
-            (DEEPSEEK, "\"qk_nope_head_dim\": 128,", "", "`qk_nope_head_dim` or"),
+            (DEEPSEEK, "\"qk_rope_head_dim\": 64", "\"qk_rope_head_dim\": 63", "an even number"),
         ] {
             let told = told(&text.replace(given, instead));
             assert!(told.contains(expected), "{given} to {instead}: {told}");

@@ -6,7 +6,8 @@ use crate::collective::{
 use crate::compress::{Codec, CompressOp, Compression};
 use crate::dtype::DType;
 use crate::graph::{
-    ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, OpPass, Routing, Window,
+    ActivationKind, Factors, GateKind, HeadNormKind, Heads, Init, LatentHeads, LinearRole, Mask,
+    NormKind, OpKind, OpPass, Rotary, Routing, Scaling, Scores, Window,
 };
 use crate::ids::{
     BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId, StageRank,
@@ -242,9 +243,14 @@ impl Draw {
             rope: self.number(),
             v_dim: self.number(),
             theta: self.float(),
+            rotary: Rotary::default(),
         };
-        let function =
-            self.pick(&[ActivationKind::Gelu, ActivationKind::Relu, ActivationKind::SquaredRelu]);
+        let function = self.pick(&[
+            ActivationKind::Gelu,
+            ActivationKind::Relu,
+            ActivationKind::SquaredRelu,
+            ActivationKind::GeluErf,
+        ]);
         let (a, b, x) = (self.number(), self.number(), self.float());
         let window = Window { side: a, channels: b, kernel: a, stride: b, padding: a };
         let capacity = self.pick(&[None, Some(a)]);
@@ -259,6 +265,27 @@ impl Draw {
             groups: a,
             kept_groups: b,
             parts: a,
+            raw: a < b,
+            best_of_group: a > b,
+        };
+        let scaling = self.pick(&[
+            Scaling::None,
+            Scaling::Linear { factor: x },
+            Scaling::Llama3 { factor: x, low: x, high: 4.0, original: a },
+            Scaling::Yarn { factor: x, fast: 32.0, slow: x, original: b, exact: a > b },
+            Scaling::Each(Factors::new(&[1.0, x])),
+        ]);
+        let dims = self.pick(&[0, a]);
+        let rotary = Rotary { dims, scaling, magnitude: self.pick(&[1.0, x]) };
+        let latent = LatentHeads { rotary, ..latent };
+        let mask = self.pick(&[Mask::Causal, Mask::Window(a), Mask::Chunk(b), Mask::Full]);
+        let scores = Scores {
+            mask,
+            scale: self.pick(&[0.0, x]),
+            softcap: self.pick(&[0.0, x]),
+            alibi: self.pick(&[0, a]),
+            alibi_scale: self.pick(&[0.0, x]),
+            sinks: a < b,
         };
         self.pick(&[
             OpKind::Embedding,
@@ -267,9 +294,20 @@ impl Draw {
             OpKind::Norm { norm: NormKind::Rms, eps: x },
             OpKind::Linear { role },
             OpKind::Bias,
-            OpKind::Rope { heads, theta: x },
-            OpKind::Attention { heads, seq: a },
-            OpKind::AttentionBlock { heads, queries: a, keys: b, step: 3 },
+            OpKind::Rope { heads, theta: x, rotary },
+            OpKind::Attention { heads, seq: a, scores },
+            OpKind::AttentionBlock { heads, queries: a, keys: b, step: 3, scores },
+            OpKind::Temperature { heads, floor: x, slope: x },
+            OpKind::Norm { norm: NormKind::LayerGain, eps: x },
+            OpKind::Norm { norm: NormKind::RmsUnit, eps: x },
+            OpKind::Gated { gate: GateKind::GeluErf },
+            OpKind::Gated { gate: GateKind::ClampedSwiGlu },
+            OpKind::Scale { factor: x },
+            OpKind::SoftCap { cap: x },
+            OpKind::Clamp { limit: x },
+            OpKind::RowScale { sigmoid: a > b },
+            OpKind::ExpertBias { experts: a, regions: b },
+            OpKind::Return { topk: a },
             OpKind::KeysValues { heads },
             OpKind::Activation { function },
             OpKind::SwiGlu,
@@ -290,7 +328,10 @@ impl Draw {
             OpKind::Dispatch { experts: a, topk: b, regions: a },
             OpKind::ExpertLinear { role, experts: a, regions: b, rows: a },
             OpKind::Combine { topk: a },
-            OpKind::HeadNorm { heads, eps: x },
+            OpKind::HeadNorm { heads, eps: x, norm: HeadNormKind::Head },
+            OpKind::HeadNorm { heads, eps: x, norm: HeadNormKind::HeadUnit },
+            OpKind::HeadNorm { heads, eps: x, norm: HeadNormKind::Whole },
+            OpKind::HeadNorm { heads, eps: x, norm: HeadNormKind::Bare },
             OpKind::LatentHeads(latent),
             OpKind::LatentValues(latent),
             OpKind::BlockSquares { parts: b as u32, experts: a > b },

@@ -16,6 +16,7 @@ pub(in crate::device::cpu) fn bind<T: Element>(
                 ActivationKind::Gelu => activation::gelu_tanh_forward::<T>,
                 ActivationKind::Relu => activation::relu_forward::<T>,
                 ActivationKind::SquaredRelu => activation::squared_relu_forward::<T>,
+                ActivationKind::GeluErf => activation::gelu_erf_forward::<T>,
             };
             Some(plain(move |cpu, on, _| {
                 let x = on.input(0);
@@ -27,6 +28,7 @@ pub(in crate::device::cpu) fn bind<T: Element>(
                 ActivationKind::Gelu => activation::gelu_tanh_input_gradient::<T>,
                 ActivationKind::Relu => activation::relu_input_gradient::<T>,
                 ActivationKind::SquaredRelu => activation::squared_relu_input_gradient::<T>,
+                ActivationKind::GeluErf => activation::gelu_erf_input_gradient::<T>,
             };
             Some(plain(move |cpu, on, _| {
                 let (dy, x) = (on.input(0), on.input(1));

@@ -4,6 +4,7 @@ use crate::device::OpShape;
 use crate::device::cpu::bind::{Bound, fallible, plain, with_workspace};
 use crate::error::Fault;
 use crate::rank_coords::RankCoords;
+use paceline_kernels::experts::bias as biased;
 use paceline_kernels::experts::dispatch::{self as tokens, Full};
 use paceline_kernels::experts::product;
 use paceline_kernels::experts::route::{self as router, Room};
@@ -86,6 +87,8 @@ pub(crate) fn routing_of(routing: Routing) -> router::Routing {
         groups,
         kept_groups,
         parts,
+        raw: routing.raw,
+        best_of_group: routing.best_of_group,
     }
 }
 
@@ -167,6 +170,38 @@ pub(in crate::device::cpu) fn combine<T: Element>(topk: usize, pass: OpPass) -> 
             tokens::combine_gradient(pool, shape, dy, rows, slots, gates, drows, dgates);
         })),
         OpPass::BackwardWeight => None,
+    }
+}
+
+/// Sums of the experts' outputs of each token.
+pub(in crate::device::cpu) fn give_back<T: Element>(topk: usize, pass: OpPass) -> Option<Bound> {
+    match pass {
+        OpPass::Forward => Some(plain(move |cpu, on, _| {
+            let shape = all_of(on.output_rows(0), topk, on.rows(0).rows);
+            tokens::gather(&cpu.pool, shape, on.input::<T>(0), on.ids(1), on.output(0));
+        })),
+        OpPass::BackwardInput => Some(plain(move |cpu, on, _| {
+            let shape = all_of(on.rows(0), topk, on.output_rows(0).rows);
+            tokens::scatter(&cpu.pool, shape, on.input::<T>(0), on.ids(1), on.output(0));
+        })),
+        OpPass::BackwardWeight => None,
+    }
+}
+
+pub(in crate::device::cpu) fn bias<T: Element, G: Element>(
+    regions: usize,
+    pass: OpPass,
+) -> Option<Bound> {
+    match pass {
+        OpPass::Forward => Some(plain(move |_, on, _| {
+            let (x, counts, biases) = (on.input::<T>(0), on.ids(1), on.param(0));
+            biased::forward(on.rows(0), regions, x, counts, biases, on.output(0));
+        })),
+        OpPass::BackwardInput => None,
+        OpPass::BackwardWeight => Some(plain(move |_, on, mode| {
+            let (dy, counts, dbiases) = (on.input::<T>(0), on.ids(1), on.gradient::<G>(0));
+            biased::weight_gradient(on.rows(0), regions, dy, counts, dbiases, mode);
+        })),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::device::cpu::Cpu;
 use crate::device::cpu::fuse::FusedKernel;
 use crate::device::cpu::operands::Operands;
+use crate::device::cpu::ops::norm::least;
 use crate::device::cpu::tiles::{elements, over_rows};
 use crate::device::{OpShape, Operator};
 use crate::error::Fault;
@@ -52,7 +53,8 @@ impl FusedKernel {
                 let gain = on.param::<T>(0);
                 let (bias, width): (&[T], _) = match norm {
                     NormKind::Layer => (on.param(1), 2),
-                    NormKind::Rms => (&[], 1),
+                    NormKind::LayerGain => (&[], 2),
+                    NormKind::Rms | NormKind::RmsUnit => (&[], 1),
                 };
                 let [sum, y] = [0, 1].map(|i| strips(on.output::<T>(i), shape.width));
                 let outputs = (sum, y, strips(on.output(2), width));
@@ -60,10 +62,13 @@ impl FusedKernel {
                     let at = elements(shape, &at);
                     reduce::add3(&a[at.clone()], &b[at], sum);
                     match norm {
-                        NormKind::Layer => {
+                        NormKind::Layer | NormKind::LayerGain => {
                             norm::layer_norm_forward(part, eps, sum, gain, bias, y, stats);
                         }
-                        NormKind::Rms => norm::rms_norm_forward(part, eps, sum, gain, y, stats),
+                        NormKind::Rms | NormKind::RmsUnit => {
+                            let least = least(norm);
+                            norm::rms_norm_forward_from(part, eps, least, sum, gain, y, stats);
+                        }
                     }
                 });
             }
@@ -75,12 +80,13 @@ impl FusedKernel {
                     let at = elements(shape, &rows);
                     let (dy, x) = (&dy[at.clone()], &x[at.clone()]);
                     match norm {
-                        NormKind::Layer => {
+                        NormKind::Layer | NormKind::LayerGain => {
                             let stats = &stats[2 * rows.start..2 * rows.end];
                             norm::layer_norm_input_gradient(part, dy, x, gain, stats, dx);
                         }
-                        NormKind::Rms => {
-                            norm::rms_norm_input_gradient(part, dy, x, gain, &stats[rows], dx);
+                        NormKind::Rms | NormKind::RmsUnit => {
+                            let (least, stats) = (least(norm), &stats[rows]);
+                            norm::rms_norm_input_gradient_from(part, least, dy, x, gain, stats, dx);
                         }
                     }
                     reduce::add(&so_far[at], dx);
@@ -105,6 +111,7 @@ fn forward<T: Element>(function: ActivationKind) -> linear::Forward<T> {
         ActivationKind::Gelu => activation::gelu_tanh_forward,
         ActivationKind::Relu => activation::relu_forward,
         ActivationKind::SquaredRelu => activation::squared_relu_forward,
+        ActivationKind::GeluErf => activation::gelu_erf_forward,
     }
 }
 
@@ -113,6 +120,7 @@ fn gradient<T: Element>(function: ActivationKind) -> linear::Gradient<T> {
         ActivationKind::Gelu => activation::gelu_tanh_input_gradient,
         ActivationKind::Relu => activation::relu_input_gradient,
         ActivationKind::SquaredRelu => activation::squared_relu_input_gradient,
+        ActivationKind::GeluErf => activation::gelu_erf_input_gradient,
     }
 }
 

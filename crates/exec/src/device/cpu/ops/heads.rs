@@ -1,22 +1,25 @@
 //! Operators that prepare heads for attention: their norms, and heads from latent vectors.
 
+use super::attention::frequencies;
 use crate::device::cpu::bind::{Bound, plain};
 use crate::device::cpu::tiles::over_rows;
 use paceline_kernels::pool::strips;
 use paceline_kernels::{Element, Rows, head_norm, latent as kernels};
-use paceline_plan::graph::{Heads, LatentHeads, OpPass};
+use paceline_plan::graph::{HeadNormKind, Heads, LatentHeads, OpPass};
 
 pub(in crate::device::cpu) fn norm<T: Element, G: Element>(
     heads: Heads,
     eps: f32,
+    norm: HeadNormKind,
     pass: OpPass,
 ) -> Option<Bound> {
-    let [heads, kv_heads, head_dim] =
-        [heads.heads, heads.kv_heads, heads.head_dim].map(|n| n as usize);
-    let shape = head_norm::Shape { heads, kv_heads, head_dim };
+    let shape = head_shape(heads, norm);
+    // Gains of norms without parameters are the least one.
+    let none = vec![T::ZERO; if norm == HeadNormKind::Bare { shape.head_dim } else { 0 }];
     Some(match pass {
         OpPass::Forward => plain(move |cpu, on, _| {
-            let (rows, x, gains) = (on.rows(0), on.input::<T>(0), [on.param(0), on.param(1)]);
+            let gains = [0, 1].map(|i| if on.has_param(i) { on.param(i) } else { &none[..] });
+            let (rows, x) = (on.rows(0), on.input::<T>(0));
             let outputs = (strips(on.output(0), rows.width), strips(on.output(1), shape.stats()));
             over_rows(&cpu.pool, rows, outputs, |_, at, (y, stats)| {
                 let x = &x[at.start * rows.width..at.end * rows.width];
@@ -25,7 +28,8 @@ pub(in crate::device::cpu) fn norm<T: Element, G: Element>(
         }),
         OpPass::BackwardInput => plain(move |cpu, on, _| {
             let (rows, dy, x) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
-            let (gains, stats) = ([on.param(0), on.param(1)], on.input::<f32>(2));
+            let gains = [0, 1].map(|i| if on.has_param(i) { on.param(i) } else { &none[..] });
+            let stats = on.input::<f32>(2);
             over_rows(&cpu.pool, rows, strips(on.output(0), rows.width), |_, at, dx| {
                 let of = at.start * rows.width..at.end * rows.width;
                 let stats = &stats[at.start * shape.stats()..at.end * shape.stats()];
@@ -40,13 +44,27 @@ pub(in crate::device::cpu) fn norm<T: Element, G: Element>(
     })
 }
 
-fn shape_of(heads: LatentHeads) -> kernels::Shape {
+/// Parameters of the norm kernels.
+pub(crate) fn head_shape(heads: Heads, norm: HeadNormKind) -> head_norm::Shape {
+    let [heads, kv_heads, head_dim] =
+        [heads.heads, heads.kv_heads, heads.head_dim].map(|n| n as usize);
+    let least = match norm {
+        HeadNormKind::Head | HeadNormKind::Whole => 0.0,
+        HeadNormKind::HeadUnit | HeadNormKind::Bare => 1.0,
+    };
+    head_norm::Shape { heads, kv_heads, head_dim, least, whole: norm == HeadNormKind::Whole }
+}
+
+/// Parameters of the kernels of latent attention.
+pub(crate) fn shape_of(heads: LatentHeads, frequencies: &[f64]) -> kernels::Shape<'_> {
     kernels::Shape {
         heads: heads.heads as usize,
         head_dim: heads.head_dim as usize,
         rope: heads.rope as usize,
         v_dim: heads.v_dim as usize,
         theta: heads.theta,
+        magnitude: heads.rotary.magnitude as f32,
+        frequencies,
     }
 }
 
@@ -54,9 +72,10 @@ pub(in crate::device::cpu) fn latent<T: Element>(
     heads: LatentHeads,
     pass: OpPass,
 ) -> Option<Bound> {
-    let shape = shape_of(heads);
+    let frequencies = frequencies(heads.rope, heads.theta, heads.rotary);
     match pass {
         OpPass::Forward => Some(plain(move |cpu, on, _| {
+            let shape = shape_of(heads, &frequencies);
             let (q, kv, turned) = (on.input::<T>(0), on.input::<T>(1), on.input::<T>(2));
             let [qs, kvs, ts] = [0, 1, 2].map(|i| on.rows(i).width);
             let (rows, positions) = (on.output_rows(0), cpu.sequence());
@@ -70,6 +89,7 @@ pub(in crate::device::cpu) fn latent<T: Element>(
             });
         })),
         OpPass::BackwardInput => Some(plain(move |cpu, on, _| {
+            let shape = shape_of(heads, &frequencies);
             let (rows, dqkv, positions) = (on.rows(0), on.input::<T>(0), cpu.sequence());
             let [qs, kvs, ts] = [0, 1, 2].map(|i| on.output_rows(i).width);
             let outputs =
@@ -92,7 +112,7 @@ pub(in crate::device::cpu) fn values<T: Element>(
     heads: LatentHeads,
     pass: OpPass,
 ) -> Option<Bound> {
-    let shape = shape_of(heads);
+    let shape = shape_of(heads, &[]);
     match pass {
         OpPass::Forward => Some(plain(move |cpu, on, _| {
             let (rows, padded, width) = (on.rows(0), on.input::<T>(0), on.output_rows(0).width);
