@@ -112,11 +112,7 @@ impl<'a> Space<'a> {
             |ep: &u32| pins.ep.admits(ep) && model.experts.experts.is_multiple_of(u64::from(*ep));
         let mut all = Vec::new();
         for ep in divisors(ranks).into_iter().filter(experts) {
-            let cut = |etp: &u32| {
-                pins.etp.admits(etp)
-                    && model.ffn.is_multiple_of(u64::from(*etp))
-                    && (*etp == 1 || !model.has_expert_biases())
-            };
+            let cut = |etp: &u32| pins.etp.admits(etp) && model.ffn.is_multiple_of(u64::from(*etp));
             all.extend(divisors(ranks / ep).into_iter().filter(cut).map(|etp| (ep, etp)));
         }
         all

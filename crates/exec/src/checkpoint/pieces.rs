@@ -155,8 +155,8 @@ fn writes(place: RankCoords, entry: &Entry) -> bool {
         Placement::Replicate => true,
         Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
     };
-    // Ranks that hold the same experts divide them among themselves.
-    let first = place.tensor.index == 0 || entry.experts > 0;
+    let tensor = if entry.experts > 0 { place.expert_tensor } else { place.tensor };
+    let first = tensor.index == 0;
     // The second use of a tied table is written with the first.
     let kept = entry.counted || entry.running || entry.sparse;
     kept && (!whole || first)

@@ -140,11 +140,15 @@ impl Pretrained {
             tensor: name.to_owned(),
             problem: "is none of this family's".to_owned(),
         })?;
+        // Nothing is allocated for a tensor that the files do not have.
+        for view in views {
+            let (reader, theirs) = self.find(&view.name)?;
+            reader.expect(theirs, &view.shape)?;
+        }
         let mut values = vec![0.0; (dims[0] * dims[1]) as usize];
         let mut rest = &mut values[..];
         for view in views {
             let (reader, theirs) = self.find(&view.name)?;
-            reader.expect(theirs, &view.shape)?;
             let (own, behind) = rest.split_at_mut(view.len() as usize);
             rest = behind;
             if view.runs().next().is_none_or(|(_, run)| run < SHORT) && view.len() > SHORT {

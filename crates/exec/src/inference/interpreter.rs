@@ -391,7 +391,7 @@ impl Interpreter {
                 let (shape, x) = (Rows { rows, width }, &values.numbers[id(0)]);
                 let mut y = vec![0.0; x.len()];
                 let (counts, biases) = (&values.words[id(1)], self.param(at, 0));
-                expert_bias::forward(shape, 1, x, counts, biases, &mut y);
+                expert_bias::forward(shape, 1, (counts, biases), 1.0, x, &mut y);
                 values.numbers[out(0)] = y;
             }
             OpKind::Combine { topk } | OpKind::Return { topk } => {

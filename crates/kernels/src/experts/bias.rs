@@ -21,14 +21,14 @@ fn experts(
     })
 }
 
-/// `y = x +` the bias of the row's expert; `biases` are `[experts, width]`. Rows without a token are
-/// zero.
+/// `y = x + share ·` the bias of the row's expert; `biases` are `[experts, width]`. Rows without a
+/// token are copied.
 pub fn forward<T: Element>(
     shape: Rows,
     regions: usize,
+    (counts, biases): (&[u32], &[T]),
+    share: f32,
     x: &[T],
-    counts: &[u32],
-    biases: &[T],
     y: &mut [T],
 ) {
     expect_len("x", x.len(), &[shape.rows, shape.width]);
@@ -38,7 +38,7 @@ pub fn forward<T: Element>(
         let bias = &biases[expert * shape.width..][..shape.width];
         for row in rows {
             for (y, bias) in y[shape.range(row)].iter_mut().zip(bias) {
-                *y = T::narrow(y.widen() + bias.widen());
+                *y = T::narrow(y.widen() + bias.widen() * share);
             }
         }
     }
@@ -76,13 +76,17 @@ mod tests {
         let (shape, counts) = (Rows { rows: 6, width: 2 }, [1, 1, 0, 2]);
         let biases = [1.0f32, 2.0, 10.0, 20.0];
         let mut y = [f32::NAN; 12];
-        forward(shape, 2, &[0.5; 12], &counts, &biases, &mut y);
+        forward(shape, 2, (&counts, &biases), 1.0, &[0.5; 12], &mut y);
         let at = |row: usize| [y[2 * row], y[2 * row + 1]];
         assert_eq!(
             [at(0), at(1), at(3), at(4)],
             [[1.5, 2.5], [10.5, 20.5], [10.5, 20.5], [10.5, 20.5]]
         );
         assert_eq!([at(2), at(5)], [[0.5; 2]; 2], "rows without a token");
+        let mut part = [f32::NAN; 12];
+        forward(shape, 2, (&counts, &biases), 0.5, &[0.0; 12], &mut part);
+        assert_eq!(part[2..4], [0.0; 2]);
+        assert_eq!(part[6..8], [5.0, 10.0]);
         let dy: Vec<f32> = (0..12u8).map(f32::from).collect();
         let mut dbiases = [100.0f32; 4];
         weight_gradient(shape, 2, &dy, &counts, &mut dbiases, Write::Accumulate);

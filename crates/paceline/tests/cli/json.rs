@@ -18,7 +18,7 @@ fn models_and_clusters_are_listed() {
     assert_eq!((&gpt2["kind"], gpt2["params"].as_u64()), (&"gpt2".into(), Some(124_439_808)));
     assert_eq!(gpt2["layers"], 12);
     let clusters = here.run("clusters --json").done().objects();
-    assert_eq!(clusters.len(), 16);
+    assert_eq!(clusters.len(), 24);
     has(&clusters[1], &["name", "hosts", "devices", "device", "dimensions"]);
 }
 

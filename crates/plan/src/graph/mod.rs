@@ -13,6 +13,7 @@ mod dlrm;
 mod frequencies;
 mod operators;
 mod resnet;
+mod row;
 mod sharding;
 
 pub use attributes::{

@@ -23,84 +23,14 @@ use super::attributes::{
 use super::cost::{CostClass, ElementWise, Permute, Product, RowWise};
 use super::differentiate::Gradient;
 use super::differentiate::Of::{Dy, Sign, Sums, X, Y};
+use super::row::{
+    Row, element_wise, input, lookup, permute, product, reduction, row, row_wise, weight,
+};
 use super::sharding::{self, Sharding};
 use crate::compress::CompressOp;
 use crate::outer_optimizer::OuterOp;
 use crate::text::{Attribute, Line, ParseError, Word};
 use serde::{Deserialize, Serialize};
-
-/// Properties of an operator.
-pub(crate) struct Row {
-    pub(crate) class: CostClass,
-    /// Approximate operations per element besides GEMMs.
-    pub(crate) intensity: f64,
-    pub(crate) gradient: Gradient,
-    pub(crate) sharding: Sharding,
-    /// Pairs (input, output) of which the output overwrites the input: forward, input gradient.
-    in_place: [&'static [(usize, usize)]; 2],
-}
-
-/// A row of an operator without gradient that every tensor-parallel rank computes alike.
-const fn row(class: CostClass) -> Row {
-    let (gradient, sharding) = (Gradient::NONE, Sharding::Replicated);
-    Row { class, intensity: 0.0, gradient, sharding, in_place: [&[], &[]] }
-}
-
-const fn product(of: Product) -> Row {
-    row(CostClass::Product(of))
-}
-
-const fn row_wise(of: RowWise) -> Row {
-    row(CostClass::RowWise(of))
-}
-
-const fn element_wise(of: ElementWise) -> Row {
-    row(CostClass::ElementWise(of))
-}
-
-const fn lookup(rows: u64) -> Row {
-    row(CostClass::Lookup { rows })
-}
-
-const fn permute(of: Permute) -> Row {
-    row(CostClass::Permute(of))
-}
-
-const fn reduction() -> Row {
-    row(CostClass::Reduction)
-}
-
-/// The gradient of the first input, from these operands.
-const fn input(reads: &'static [super::differentiate::Of]) -> Gradient {
-    Gradient::NONE.input(&[0], reads)
-}
-
-/// The gradient of the parameters, from these operands.
-const fn weight(reads: &'static [super::differentiate::Of]) -> Gradient {
-    Gradient::NONE.weight(reads)
-}
-
-impl Row {
-    const fn intensity(self, intensity: f64) -> Self {
-        Self { intensity, ..self }
-    }
-
-    const fn gradient(self, gradient: Gradient) -> Self {
-        Self { gradient, ..self }
-    }
-
-    const fn sharding(self, sharding: Sharding) -> Self {
-        Self { sharding, ..self }
-    }
-
-    const fn in_place(
-        self,
-        forward: &'static [(usize, usize)],
-        input: &'static [(usize, usize)],
-    ) -> Self {
-        Self { in_place: [forward, input], ..self }
-    }
-}
 
 macro_rules! operators {
     ($(
@@ -533,6 +463,8 @@ operators! {
         experts: u64,
         /// Number of token regions.
         regions: u64,
+        /// Number of partial sums whose total gets the bias once: each gets this part of it.
+        parts: u64,
     } => element_wise(ElementWise::Bias)
         .intensity(1.0)
         .gradient(weight(&[Dy, X(1)]).passed_to_first());

@@ -16,10 +16,6 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
         return;
     }
     axes(model, s, say);
-    if s.etp > 1 && model.has_expert_biases() {
-        let message = "the biases of experts are not cut along it; use --etp 1, and --ep";
-        say("--etp", message.into());
-    }
     tokens_dealt_out(s, say);
     if s.has_separate_experts() {
         sharded_experts(s, say);

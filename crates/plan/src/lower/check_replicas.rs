@@ -100,10 +100,6 @@ fn local_sgd(s: &Strategy, local: LocalSgd, say: &mut impl FnMut(&'static str, S
             say(other, format!("{flag} needs whole replicas; use {other} 1"));
         }
     }
-    if s.sp {
-        let why = "gradients of what is cut along tokens are summed once an iteration";
-        say("--sp", format!("{flag}: {why}; leave out --sp"));
-    }
     if s.zero != Zero::None {
         say("--zero", format!("{flag}: each replica has a state of its own; use --zero 0"));
     }

@@ -128,15 +128,18 @@ impl Sharder<'_> {
                 outputs = op.outputs.iter().map(|&t| self.define_rows(t, at, inward)).collect();
                 op.params.iter().for_each(|&param| self.cut_expert(param, role));
             }
-            // Strategies that shard the matrices of experts with biases are refused.
+            (OpKind::ExpertBias { .. }, OpPass::Forward) => {
+                // Behind the second matrix, each rank along etp adds its share to its partial sum.
+                let inward = !self.is_at(op.inputs[0], At::Unsummed);
+                let at = if inward { there } else { unsummed };
+                inputs =
+                    vec![self.need_rows(op.inputs[0], at), self.need_rows(op.inputs[1], there)];
+                outputs = op.outputs.iter().map(|&t| self.define_rows(t, at, inward)).collect();
+                op.params.iter().for_each(|&param| self.cut_expert_bias(param, inward));
+            }
             (OpKind::ExpertBias { .. }, _) => {
                 inputs = op.inputs.iter().map(|&t| self.need_rows(t, there)).collect();
-                outputs = op.outputs.iter().map(|&t| self.define_rows(t, there, false)).collect();
-                let ep = u64::from(self.strategy.ep);
-                for param in &op.params {
-                    let [experts, width] = self.layer.param(*param).dims;
-                    self.params[param.index()].local = [experts / ep, width];
-                }
+                outputs = Vec::new();
             }
             // Operators between an expert's matrices.
             (_, _) => {
@@ -144,7 +147,12 @@ impl Sharder<'_> {
                 outputs = op.outputs.iter().map(|&t| self.define_rows(t, there, true)).collect();
             }
         }
-        let (kind, part, params) = (self.localize(op.kind), op.pass, op.params.clone());
+        let (mut kind, part, params) = (self.localize(op.kind), op.pass, op.params.clone());
+        if let (OpKind::ExpertBias { parts, .. }, Some(&first)) = (&mut kind, inputs.first())
+            && self.values[first].at == Some(At::Unsummed)
+        {
+            *parts = self.strategy.etp.into();
+        }
         self.items.push(Item::Op { kind, part, inputs, params, outputs });
     }
 
@@ -270,6 +278,18 @@ impl Sharder<'_> {
         (held.placement, held.local) = (placement, local);
     }
 
+    /// Shards an expert's bias: with the columns to which it is added if these are `inward`.
+    fn cut_expert_bias(&mut self, param: ParamId, inward: bool) {
+        let (ep, etp) = (u64::from(self.strategy.ep), u64::from(self.strategy.etp));
+        let [experts, width] = self.layer.param(param).dims;
+        let (placement, width) = match inward && etp > 1 {
+            true => (Placement::WIDTH, width / etp),
+            false => (Placement::Replicate, width),
+        };
+        let held = &mut self.params[param.index()];
+        (held.placement, held.local) = (placement, [experts / ep, width]);
+    }
+
     /// Converts an expert's operator to one rank's shard.
     pub(super) fn localize_expert(&self, kind: OpKind) -> OpKind {
         let (ep, etp) = (u64::from(self.strategy.ep), u64::from(self.strategy.etp));
@@ -284,8 +304,8 @@ impl Sharder<'_> {
                 let rows = equal.min(ep * etp * self.region);
                 OpKind::ExpertLinear { role, experts: experts / ep, regions: ep * etp, rows }
             }
-            OpKind::ExpertBias { experts, regions: _ } => {
-                OpKind::ExpertBias { experts: experts / ep, regions: ep * etp }
+            OpKind::ExpertBias { experts, regions: _, parts } => {
+                OpKind::ExpertBias { experts: experts / ep, regions: ep * etp, parts }
             }
             OpKind::Route(routing) => OpKind::Route(match self.on_whole_sequences(&routing) {
                 true => Routing { parts: self.strategy.cp.into(), ..routing },

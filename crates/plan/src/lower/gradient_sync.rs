@@ -117,11 +117,14 @@ impl RoleIr<'_> {
         self.decompress();
         let mut after: Vec<OpId> =
             self.walk.last_compute.into_iter().chain(self.buckets[bucket].ready).collect();
-        if let Some(call) = self.buckets[bucket].tensor_sum {
-            let lane = self.lane("tensor");
-            after = vec![self.body.push(lane, Op::Collective { call, microbatch }, &after)];
+        // With local SGD, every local step has summed them.
+        let mut reduced = false;
+        if self.buckets[bucket].outer_step().is_none()
+            && let Some(summed) = self.sum_partial(bucket, k, &after)
+        {
+            after = vec![summed];
+            reduced = true;
         }
-        let mut reduced = self.buckets[bucket].tensor_sum.is_some();
         let into = match self.buckets[bucket].gradients {
             Gradients::Transient { into, .. } => Some(into),
             Gradients::Resident { .. } => None,
@@ -167,6 +170,15 @@ impl RoleIr<'_> {
         if let Some(ReducedInto::Staging(_)) = into {
             self.staged.push((bucket, k));
         }
+    }
+
+    /// Sums the gradients along the tensor-parallel axis of which a rank has computed its own part,
+    /// if the bucket has any.
+    pub(super) fn sum_partial(&mut self, bucket: usize, k: usize, after: &[OpId]) -> Option<OpId> {
+        let call = self.buckets[bucket].tensor_sum?;
+        let lane = self.lane("tensor");
+        let op = Op::Collective { call, microbatch: Microbatch::from(k) };
+        Some(self.body.push(lane, op, after))
     }
 
     /// Adds the results of earlier reductions from their staging buffers. It is called when the

@@ -94,6 +94,12 @@ impl RoleIr<'_> {
         if self.local_sgd_steps().is_none_or(|size| k % size != size - 1) {
             return;
         }
+        for bucket in 0..self.buckets.len() {
+            let after: Vec<OpId> = self.walk.last_compute.into_iter().collect();
+            if let Some(summed) = self.sum_partial(bucket, k, &after) {
+                self.buckets[bucket].ready = Some(summed);
+            }
+        }
         let known = self.norm();
         for bucket in 0..self.buckets.len() {
             let op = Op::Step { bucket: bucket as u32, phase: StepPhase::Apply };

@@ -46,6 +46,7 @@ const WIDEST: u64 = 1 << 24;
 
 fields! {
     Name "name" Every 1..=1, "\"mini\"";
+    Family "family" Attention 1..=1, "\"llama\"";
     Kind "kind" Every 1..=1, "\"gpt2\"";
     Layers "layers" Every 1..=65_535, "12";
     DModel "d_model" Every 1..=WIDEST, "768";

@@ -8,9 +8,11 @@
 use super::check::{self, divisors_near, whole_number_remedy};
 use super::codec;
 use super::field::{Field, Words};
+use super::hugging_face;
 use super::parse::stem;
 use super::{Activation, Body, Experts, Latent, Model, ModelDims, ModelKind, Mtp, Router};
 use crate::located::{Entry, Errors, Value, quoted};
+use crate::suggest::suggest;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Entries of one description.
@@ -148,6 +150,21 @@ impl Fields {
         Mtp { depth, weight: self.real_or(Field::MtpWeight, usual) }
     }
 
+    /// Reads the family in which the model is exported, if one is named.
+    pub(super) fn family(&mut self) -> Option<&'static str> {
+        let word = self.text(Field::Family)?;
+        let names = || hugging_face::families().iter().map(|family| family.name);
+        let found = names().find(|name| *name == word);
+        if found.is_none() {
+            let remedy = match suggest(&word, names()) {
+                Some(meant) => format!("did you mean \"{meant}\"?"),
+                None => format!("use one of {}", names().collect::<Vec<_>>().join(", ")),
+            };
+            self.blame(Field::Family, format!("family {} is unknown", quoted(&word)), remedy);
+        }
+        found
+    }
+
     /// Checks the dimensions: returns a model, or all recorded problems and violations.
     pub(super) fn finish(
         mut self,
@@ -159,7 +176,7 @@ impl Fields {
             self.blame(violation.field, violation.problem, violation.remedy);
         }
         if self.errors.problems.is_empty() {
-            Ok(Model { name, shape, body })
+            Ok(Model { name, family: None, shape, body })
         } else {
             Err(self.give_up())
         }

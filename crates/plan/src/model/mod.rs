@@ -43,6 +43,9 @@ use std::ops::Deref;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Model {
     name: String,
+    /// Family of Hugging Face's that it came from, in which it is written if it fits.
+    #[serde(skip)]
+    family: Option<&'static str>,
     #[serde(flatten)]
     shape: ModelDims,
     #[serde(flatten)]
@@ -193,7 +196,7 @@ impl Model {
     fn checked(name: String, shape: ModelDims, body: Body) -> Result<Self, Errors> {
         let violations = check::violations(&shape, &body, &Words::TOML, &mut Default::default());
         if violations.is_empty() {
-            return Ok(Self { name, shape, body });
+            return Ok(Self { name, family: None, shape, body });
         }
         let mut errors = Errors::new(name);
         violations.into_iter().for_each(|v| errors.add(None, v.problem, v.remedy));
@@ -210,7 +213,7 @@ impl Model {
             }
         };
         match problem {
-            None => Ok(Self { name, shape, body }),
+            None => Ok(Self { name, family: None, shape, body }),
             Some((problem, remedy)) => Err(Errors::one(name, None, problem, remedy)),
         }
     }
@@ -230,7 +233,8 @@ impl Model {
         match self.body {
             Body::Tokens {} | Body::Decoder { .. } => {
                 let shape = ModelDims { seq, ..self.shape };
-                Self::checked(self.name.clone(), shape, self.body.clone())
+                let model = Self::checked(self.name.clone(), shape, self.body.clone())?;
+                Ok(Self { family: self.family, ..model })
             }
             Body::Images(_) | Body::Clicks(_) => Ok(self.clone()),
         }
@@ -289,11 +293,6 @@ impl Model {
         masked('s', decoder.window)
             || masked('c', decoder.chunk)
             || decoder.position == Position::Alibi
-    }
-
-    /// Returns true if experts have biases, which are not sharded.
-    pub fn has_expert_biases(&self) -> bool {
-        !self.shape.experts.is_none() && self.decoder().ffn_bias
     }
 
     /// Description of the layers; of no use for a network that is no decoder.

@@ -60,13 +60,15 @@ impl Model {
             shape.max_positions = shape.seq;
         }
         let name = fields.text(Field::Name).unwrap_or_else(|| stem(file_name).to_owned());
-        match kind {
+        let family = if Field::Family.applies_to(kind) { fields.family() } else { None };
+        let model = match kind {
             ModelKind::Decoder => {
                 let (shape, body) = decoder::shortest(shape, layers);
                 fields.finish(name, shape, body)
             }
             _ => fields.finish(name, shape, Body::Tokens {}),
-        }
+        };
+        Ok(Self { family, ..model? })
     }
 
     /// Writes a model file that [`Model::parse`] reads back to an equal model.
@@ -84,6 +86,10 @@ impl Model {
         for field in Field::ALL.into_iter().filter(|field| field.applies_to(self.kind)) {
             let value = match field {
                 Field::Name => toml::Value::String(self.name().to_owned()).to_string(),
+                Field::Family => match self.family {
+                    Some(family) => format!("\"{family}\""),
+                    None => continue,
+                },
                 Field::Kind => format!("\"{}\"", self.kind),
                 Field::Layers => self.layers.to_string(),
                 Field::DModel => self.d_model.to_string(),

@@ -2,7 +2,7 @@
 //!
 //! `dgx-a100` is one host, `dgx-a100:128` is 128 of them. The count is of hosts, with one exception
 //! and one special default. `gb200-nvl72` and `gb300-nvl72` count racks of 18 hosts, since the name
-//! denotes a rack, and `tpu-v6e` counts pods of 64. `tpu-v4` alone is a whole pod of 1,024 hosts,
+//! denotes a rack, and `tpu-v6e` counts pods of 32. `tpu-v4` alone is a whole pod of 1,024 hosts,
 //! `tpu-v4:16` a slice of it; `tpu-v5p` likewise, with 2,240 hosts.
 
 use super::{Cluster, Dimension, DimensionKind};
@@ -141,8 +141,8 @@ macro_rules! preset {
 
 const PRESETS: [Preset; 24] = [
     preset!("dgx1-v100", "hosts", Copies),
-    preset!("dgx-a100-40gb", "hosts", Copies),
     preset!("dgx-a100", "hosts", Copies),
+    preset!("dgx-a100-40gb", "hosts", Copies),
     preset!("dgx-a800", "hosts", Copies),
     preset!("dgx-h100", "hosts", Copies),
     preset!("dgx-h800", "hosts", Copies),
@@ -301,11 +301,11 @@ mod tests {
             ("dgx-h20", 8, 1, 148.0, 95.6, 450.0, 50.0),
             ("dgx-h200", 8, 1, 989.4, 141.0, 450.0, 50.0),
             ("dgx-b200", 8, 1, 2250.0, 180.0, 900.0, 50.0),
-            ("dgx-b300", 8, 1, 2250.0, 268.2, 900.0, 100.0),
-            ("gb300-nvl72", 72, 18, 2500.0, 268.2, 900.0, 100.0),
+            ("dgx-b300", 8, 1, 2250.0, 251.5, 900.0, 100.0),
+            ("gb300-nvl72", 72, 18, 2500.0, 259.8, 900.0, 100.0),
             ("mi300x", 8, 1, 1307.4, 192.0, 64.0, 50.0),
             ("tpu-v5p", 8960, 2240, 459.0, 95.0, 100.0, 25.0),
-            ("tpu-v6e", 256, 64, 918.0, 32.0, 112.0, 25.0),
+            ("tpu-v6e", 256, 32, 918.0, 32.0, 100.0, 100.0),
             ("gb200-nvl72", 72, 18, 2500.0, 186.0, 900.0, 50.0),
             ("tpu-v4", 4096, 1024, 275.0, 32.0, 50.0, 25.0),
             ("zionex", 8, 1, 312.0, 40.0, 300.0, 25.0),
@@ -434,7 +434,8 @@ mod tests {
         assert_eq!(
             error,
             "no built-in cluster is called 'dgx-a10' (did you mean dgx-a100?); built in are: \
-             dgx1-v100, dgx-a100, dgx-a800, dgx-h100, dgx-h200, dgx-b200, gb200-nvl72, tpu-v4, \
+             dgx1-v100, dgx-a100, dgx-a100-40gb, dgx-a800, dgx-h100, dgx-h800, dgx-h20, dgx-h200, \
+             dgx-b200, dgx-b300, gb200-nvl72, gb300-nvl72, mi300x, tpu-v4, tpu-v5p, tpu-v6e, \
              zionex, a100-pcie, a800-pcie, pcie-servers, gaudi2, cs-2, dojo, laptop"
         );
         let far = get("frontier").unwrap_err().to_string();

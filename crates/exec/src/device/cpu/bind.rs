@@ -93,7 +93,9 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
         OpKind::ExpertLinear { experts, regions, role: _, rows: _ } => {
             experts::linear::<T, G>(experts as usize, regions as usize, pass)
         }
-        OpKind::ExpertBias { experts: _, regions } => experts::bias::<T, G>(regions as usize, pass),
+        OpKind::ExpertBias { experts: _, regions, parts } => {
+            experts::bias::<T, G>(regions as usize, parts, pass)
+        }
         OpKind::Combine { topk } => experts::combine::<T>(topk as usize, pass),
         OpKind::Return { topk } => experts::give_back::<T>(topk as usize, pass),
         OpKind::HeadNorm { heads, eps, norm } => heads::norm::<T, G>(heads, eps as f32, norm, pass),

@@ -77,8 +77,8 @@ pub(crate) fn counts(entry: &Entry, place: RankCoords) -> bool {
         Placement::Replicate => true,
         Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
     };
-    // Every rank of the sum has different experts, or a different shard of them.
-    let first = place.tensor.index == 0 || entry.experts > 0;
+    let tensor = if entry.experts > 0 { place.expert_tensor } else { place.tensor };
+    let first = tensor.index == 0;
     entry.counted && (!whole || first)
 }
 

@@ -9,7 +9,7 @@ use crate::error::{ExecError, Fault};
 use crate::types::Types;
 use paceline_kernels::Write;
 use paceline_kernels::cuda::{CudaError, Device as Gpu, Function};
-use paceline_plan::graph::{ActivationKind, HeadNormKind, NormKind, OpKind, OpPass};
+use paceline_plan::graph::{ActivationKind, HeadNormKind, OpKind, OpPass};
 use paceline_plan::program::{LocalOp, Plan, Template};
 
 /// Kernel of an operator's pass; `None` if it cannot be run.
@@ -120,7 +120,6 @@ fn one(shape: OpShape<'_>, replaced: bool, shared: bool) -> Bound {
     match kind {
         OpKind::Embedding => embedding::table(pass),
         OpKind::Position => embedding::position(pass),
-        OpKind::Norm { norm: NormKind::LayerGain | NormKind::RmsUnit, .. } => None,
         OpKind::Norm { norm, eps } => norm::bind(norm, eps as f32, pass, shape),
         OpKind::Linear { role: _ } => linear::bind(pass),
         OpKind::Bias => linear::bias(pass),

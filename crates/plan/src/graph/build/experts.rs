@@ -120,9 +120,13 @@ impl Builder<'_> {
             return y;
         }
         let bias = self.param(&format!("{name}.bias"), [experts, out], Init::Zero, false);
-        self.graph.params[bias.index()].experts = experts;
+        let param = &mut self.graph.params[bias.index()];
+        param.experts = experts;
+        if blocks.len() > 1 {
+            param.blocks = blocks.to_vec();
+        }
         let z = self.dispatched(&format!("{name}.biased"), out);
-        self.op(OpKind::ExpertBias { experts, regions: 1 }, &[y, counts], &[bias], &[z]);
+        self.op(OpKind::ExpertBias { experts, regions: 1, parts: 1 }, &[y, counts], &[bias], &[z]);
         z
     }
 }

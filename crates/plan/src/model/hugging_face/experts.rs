@@ -54,7 +54,8 @@ fn sparse(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
     } else {
         c.whole("decoder_sparse_step", &mut step, 1);
         c.numbers("mlp_only_layers", &mut listed);
-        let dense = |at: u64| listed.contains(&(at as f64)) || (at + 1) % step.max(1) != 0;
+        let dense =
+            |at: u64| listed.contains(&(at as f64)) || !(at + 1).is_multiple_of(step.max(1));
         set_dense(s, d, dense);
     }
     let width = if s.experts.dense_ffn > 0 { s.experts.dense_ffn } else { s.ffn };
@@ -295,7 +296,7 @@ pub(super) fn llama4_text(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder)
     let given = c.entry("moe_layers").is_some();
     set_dense(s, d, |at| match given {
         true => !listed.contains(&(at as f64)),
-        false => (at + 1) % step.max(1) != 0,
+        false => !(at + 1).is_multiple_of(step.max(1)),
     });
     let some = letters(&d.ffn, s.layers).contains('d') || s.experts.dense_layers > 0;
     s.experts.dense_ffn = if some { width } else { 0 };

@@ -489,7 +489,7 @@ fn unrotated(c: &mut Codec<'_>, s: &ModelDims, plain: char, d: &mut Decoder) {
     c.numbers(KEY, &mut marks);
     let rotated = |layer: u64| match marks.get(layer as usize) {
         Some(mark) => *mark != 0.0,
-        None => (layer + 1) % every.max(1) != 0,
+        None => !(layer + 1).is_multiple_of(every.max(1)),
     };
     let letter = |layer: u64| if rotated(layer) { plain } else { 'n' };
     d.attention = rope::shortest(&(0..s.layers).map(letter).collect::<String>());

@@ -306,7 +306,7 @@ impl Draw {
             OpKind::SoftCap { cap: x },
             OpKind::Clamp { limit: x },
             OpKind::RowScale { sigmoid: a > b },
-            OpKind::ExpertBias { experts: a, regions: b },
+            OpKind::ExpertBias { experts: a, regions: b, parts: a },
             OpKind::Return { topk: a },
             OpKind::KeysValues { heads },
             OpKind::Activation { function },

@@ -139,7 +139,8 @@ fn what_nccl_does_not_have_is_timed_by_its_steps() {
 #[test]
 fn there_is_no_nccl_without_gpus() {
     for name in preset::names() {
-        let has_gpus = !["laptop", "tpu-v4", "gaudi2", "cs-2", "dojo"].contains(&name);
+        let others = ["laptop", "tpu-v4", "tpu-v5p", "tpu-v6e", "gaudi2", "cs-2", "dojo"];
+        let has_gpus = !others.contains(&name);
         assert_eq!(Nccl::new(&preset::get(name).unwrap()).is_some(), has_gpus, "{name}");
     }
 }

@@ -190,12 +190,14 @@ pub(in crate::device::cpu) fn give_back<T: Element>(topk: usize, pass: OpPass) -
 
 pub(in crate::device::cpu) fn bias<T: Element, G: Element>(
     regions: usize,
+    parts: u64,
     pass: OpPass,
 ) -> Option<Bound> {
     match pass {
         OpPass::Forward => Some(plain(move |_, on, _| {
-            let (x, counts, biases) = (on.input::<T>(0), on.ids(1), on.param(0));
-            biased::forward(on.rows(0), regions, x, counts, biases, on.output(0));
+            let (x, biases, share) =
+                (on.input::<T>(0), (on.ids(1), on.param(0)), 1.0 / parts as f32);
+            biased::forward(on.rows(0), regions, biases, share, x, on.output(0));
         })),
         OpPass::BackwardInput => None,
         OpPass::BackwardWeight => Some(plain(move |_, on, mode| {

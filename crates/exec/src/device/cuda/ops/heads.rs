@@ -34,7 +34,7 @@ pub(in crate::device::cuda) fn norm(heads: Heads, eps: f32, pass: OpPass) -> Bou
     }
 }
 
-fn shape_of(heads: LatentHeads) -> kernels::Shape {
+fn shape_of(heads: LatentHeads) -> kernels::Shape<'static> {
     kernels::Shape {
         heads: heads.heads as usize,
         head_dim: heads.head_dim as usize,

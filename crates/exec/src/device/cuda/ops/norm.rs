@@ -5,8 +5,12 @@ use crate::device::cuda::bind::{Bound, kernel};
 use paceline_kernels::cuda::{Device as Gpu, NormAt, NormGradientAt};
 use paceline_plan::graph::{NormKind, OpPass};
 
-fn fits(shape: OpShape<'_>) -> bool {
-    Gpu::has_norm(shape.rows(0).width as u64)
+fn fits(norm: NormKind, shape: OpShape<'_>) -> bool {
+    let known = match norm {
+        NormKind::Layer | NormKind::Rms => true,
+        NormKind::LayerGain | NormKind::RmsUnit => false,
+    };
+    known && Gpu::has_norm(shape.rows(0).width as u64)
 }
 
 pub(in crate::device::cuda) fn bind(
@@ -15,7 +19,7 @@ pub(in crate::device::cuda) fn bind(
     pass: OpPass,
     shape: OpShape<'_>,
 ) -> Bound {
-    if !fits(shape) {
+    if !fits(norm, shape) {
         return None;
     }
     let layer = norm == NormKind::Layer;
@@ -50,7 +54,7 @@ pub(in crate::device::cuda) fn bind(
 
 /// A sum and its norm.
 pub(in crate::device::cuda) fn add_norm(norm: NormKind, eps: f32, shape: OpShape<'_>) -> Bound {
-    if !fits(shape) {
+    if !fits(norm, shape) {
         return None;
     }
     let layer = norm == NormKind::Layer;
@@ -74,7 +78,7 @@ pub(in crate::device::cuda) fn gradient(
     weights: bool,
     shape: OpShape<'_>,
 ) -> Bound {
-    if !fits(shape) {
+    if !fits(norm, shape) {
         return None;
     }
     let layer = norm == NormKind::Layer;
