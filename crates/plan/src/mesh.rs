@@ -279,6 +279,23 @@ impl Mesh {
         }
     }
 
+    /// The first rank of the group that `rank` belongs to, and the distance between its neighbours,
+    /// if its ranks lie evenly. Those of all axes do in the usual order.
+    pub fn spacing(&self, group: GroupKind, rank: Rank) -> Option<(Rank, u32)> {
+        if self.order != AxisOrder::default() || rank.0 >= self.size() {
+            return None;
+        }
+        let (stride, size) = match group {
+            GroupKind::Axis(axis) => (self.stride(axis), self.axis(axis)),
+            GroupKind::Replicas => (self.tp, self.replicas()),
+            GroupKind::Ends | GroupKind::Served(_) | GroupKind::Servers => return None,
+        };
+        // The ranks of a stage are consecutive, and the axes of experts count from the first.
+        let in_stage = rank.0 % (self.size() / self.pp);
+        let place = if group == GroupKind::Axis(Axis::Pp) { rank.0 } else { in_stage };
+        Some((Rank(rank.0 - place / stride % size * stride), stride))
+    }
+
     /// Ranks of the group that `rank` belongs to, in the group's order; empty if it belongs to
     /// none.
     pub fn members(&self, group: GroupKind, rank: Rank) -> Vec<Rank> {
@@ -363,6 +380,16 @@ mod tests {
                         let same = mesh.coordinates(*member).unwrap().pp == at.pp;
                         assert!(axis == Axis::Pp || same, "{order}: {axis} leaves its stage");
                     }
+                }
+                let axes = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep, Axis::Edp, Axis::Etp];
+                let groups = axes.map(GroupKind::Axis).into_iter().chain([GroupKind::Replicas]);
+                for group in groups {
+                    let Some((first, stride)) = mesh.spacing(group, Rank(r)) else {
+                        assert_ne!(order, "tp-cp-dp-pp");
+                        continue;
+                    };
+                    let even = (0..mesh.group_size(group)).map(|i| Rank(first.0 + i * stride));
+                    assert!(even.eq(mesh.members(group, Rank(r))), "{order}: {group:?}");
                 }
             }
         }

@@ -98,7 +98,7 @@ pub struct Exchange {
     pub block: u64,
 }
 
-type CallKey = ((u32, u32, u32), (u8, String), (u64, u64, u64), (bool, bool));
+type CallKey = ((u32, u32, u32), (u8, Algorithm), (u64, u64, u64), (bool, bool));
 
 /// Prices on one cluster, each computed once.
 pub struct Prices<'a> {
@@ -157,23 +157,26 @@ impl<'a> Prices<'a> {
     /// cluster cannot.
     pub fn collective(&mut self, exchange: &Exchange, strategy: &Strategy, rank: Rank) -> f64 {
         let mesh = strategy.mesh();
-        let members = mesh.members(exchange.group, rank);
-        let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        let ranks = mesh.group_size(exchange.group);
         if ranks < 2 {
             return 0.0;
         }
         let wide = exchange.group == GroupKind::Replicas;
         let algorithm = if wide { strategy.collective } else { Algorithm::Auto };
         let order = if exchange.kind.reduces() { strategy.order } else { SummationOrder::Free };
-        let key: CallKey = (
-            (members[0].0, members[1].0 - members[0].0, ranks),
-            (exchange.kind as u8, algorithm.to_string()),
-            (exchange.elements, exchange.dtype.size(), exchange.block),
-            (exchange.group == GroupKind::Axis(Axis::Tp), strategy.micro_batch > 1),
-        );
-        if let Some(&known) = self.calls.get(&key) {
+        // Groups that lie evenly are known by where they begin.
+        let key: Option<CallKey> = mesh.spacing(exchange.group, rank).map(|(first, stride)| {
+            (
+                (first.0, stride, ranks),
+                (exchange.kind as u8, algorithm),
+                (exchange.elements, exchange.dtype.size(), exchange.block),
+                (exchange.group == GroupKind::Axis(Axis::Tp), strategy.micro_batch > 1),
+            )
+        });
+        if let Some(&known) = key.and_then(|key| self.calls.get(&key)) {
             return known;
         }
+        let members = mesh.members(exchange.group, rank);
         let element = Bytes(exchange.dtype.size());
         let Exchange { kind, elements, block, .. } = *exchange;
         let ask =
@@ -187,7 +190,9 @@ impl<'a> Prices<'a> {
         let roofline = self.roofline(strategy);
         let exposure = interference::exposure(what, strategy.micro_batch, &self.profile, &roofline);
         let time = alone.map_or(f64::INFINITY, |alone| exposure.of(alone).0);
-        self.calls.insert(key, time);
+        if let Some(key) = key {
+            self.calls.insert(key, time);
+        }
         time
     }
 

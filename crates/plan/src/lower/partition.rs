@@ -70,6 +70,9 @@ fn by_cost(graph: &Graph, units: usize, stages: usize) -> Vec<Range<usize>> {
 }
 
 fn even(costs: &[f64], stages: usize) -> Vec<Range<usize>> {
+    if stages == costs.len() {
+        return (0..stages).map(|stage| stage..stage + 1).collect();
+    }
     let ceiling = best(costs, stages, f64::INFINITY, f64::max).0;
     best(costs, stages, ceiling * (1.0 + 1e-9), |sum, cost| sum + cost * cost).1
 }
@@ -95,37 +98,41 @@ fn best(
     for (i, cost) in costs.iter().enumerate() {
         prefix[i + 1] = prefix[i] + cost;
     }
-    // total[s][end]: least total for the first `end` layers in s + 1 stages.
-    let mut total = vec![vec![f64::INFINITY; layers + 1]; stages];
-    let mut cut = vec![vec![0; layers + 1]; stages];
-    for end in 1..=layers {
+    let at = |s: usize, end: usize| s * (layers + 1) + end;
+    // Least total for the first `end` layers in s + 1 stages, and where the last of them begins.
+    let mut total = vec![f64::INFINITY; stages * (layers + 1)];
+    let mut cut = vec![0u32; stages * (layers + 1)];
+    for end in 1..=layers + 1 - stages {
         if prefix[end] <= ceiling {
-            total[0][end] = join(0.0, prefix[end]);
+            total[at(0, end)] = join(0.0, prefix[end]);
         }
     }
     for s in 1..stages {
-        for end in s + 1..=layers {
+        // Every stage behind needs a layer.
+        for end in s + 1..=layers + 1 + s - stages {
+            let mut least = (f64::INFINITY, 0);
             for start in (s..end).rev() {
                 let cost = prefix[end] - prefix[start];
-                if cost > ceiling {
+                // Costs only grow from here, and so do totals.
+                if cost > ceiling || join(0.0, cost) >= least.0 {
                     break;
                 }
-                let candidate = join(total[s - 1][start], cost);
-                if candidate < total[s][end] {
-                    total[s][end] = candidate;
-                    cut[s][end] = start;
+                let candidate = join(total[at(s - 1, start)], cost);
+                if candidate < least.0 {
+                    least = (candidate, start);
                 }
             }
+            (total[at(s, end)], cut[at(s, end)]) = (least.0, least.1 as u32);
         }
     }
     let mut ranges = vec![0..0; stages];
     let mut end = layers;
     for s in (0..stages).rev() {
-        let start = if s == 0 { 0 } else { cut[s][end] };
+        let start = if s == 0 { 0 } else { cut[at(s, end)] as usize };
         ranges[s] = start..end;
         end = start;
     }
-    (total[stages - 1][layers], ranges)
+    (total[at(stages - 1, layers)], ranges)
 }
 
 #[cfg(test)]
