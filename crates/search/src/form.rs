@@ -10,9 +10,13 @@ use paceline_plan::schedule::Pass;
 use paceline_plan::strategy::{Split, Strategy};
 use paceline_plan::units::Bytes;
 use paceline_sim::{Exchange, Prices};
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
+
+/// Layers by virtual stage.
+pub(crate) type Ranges = Rc<Vec<Range<usize>>>;
 
 /// Length of a path through a program: compute, which concurrent traffic slows down, and the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -64,8 +68,10 @@ pub(crate) struct Turn {
 /// A stage: its passes, and what it holds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stage {
-    /// By [`Pass`].
-    pub(crate) turns: [Turn; 4],
+    /// Kinds of its layers.
+    kinds: Vec<usize>,
+    /// By [`Pass`]; see [`Form::turns`].
+    turns: OnceCell<[Turn; 4]>,
     /// Bytes of a microbatch until the input gradient: in two-byte types, and in others.
     pub(crate) kept: [f64; 2],
     /// The same until the weight gradients.
@@ -127,8 +133,11 @@ pub(crate) struct Form {
     again: Option<Vec<usize>>,
     /// First layer of the stretch, of period two, that ends with each layer.
     stretch: Vec<usize>,
-    stages: BTreeMap<(usize, usize, u16), Rc<Stage>>,
-    splits: BTreeMap<usize, Rc<Vec<Range<usize>>>>,
+    /// Times of a forward and a backward pass over each kind of layer alone.
+    alone: Vec<(f64, f64)>,
+    load: OnceCell<f64>,
+    stages: RefCell<BTreeMap<(usize, usize, u16), Rc<Stage>>>,
+    splits: RefCell<BTreeMap<usize, Ranges>>,
 }
 
 /// Places of a model's experts.
@@ -190,22 +199,31 @@ impl Form {
                 _ => at - 1,
             });
         }
+        let alone = (0..kinds.len())
+            .map(|kind| {
+                let time = |pass| alone(&kinds, kind, pass);
+                let split = time(Pass::BackwardInput) + time(Pass::BackwardWeight);
+                (time(Pass::Forward), time(Pass::Backward).max(split))
+            })
+            .collect();
         Self {
             kinds,
             again: again.map(|again| again.layers.clone()),
             layers,
             stretch,
-            stages: BTreeMap::new(),
-            splits: BTreeMap::new(),
+            alone,
+            load: OnceCell::new(),
+            stages: RefCell::default(),
+            splits: RefCell::default(),
         }
     }
 
     /// A stage of consecutive layers, of which the first `again` blocks are recomputed from their
     /// inputs under `full:N`.
-    pub(crate) fn stage(&mut self, layers: &Range<usize>, again: u16) -> Rc<Stage> {
+    pub(crate) fn stage(&self, layers: &Range<usize>, again: u16) -> Rc<Stage> {
         let again = if self.again.is_some() { again } else { 0 };
         let key = (self.canonical(layers), layers.len(), again);
-        if let Some(known) = self.stages.get(&key) {
+        if let Some(known) = self.stages.borrow().get(&key) {
             return Rc::clone(known);
         }
         let mut left = usize::from(again);
@@ -221,8 +239,8 @@ impl Form {
                 }
             })
             .collect();
-        let stage = Rc::new(self.summed(&kinds));
-        self.stages.insert(key, Rc::clone(&stage));
+        let stage = Rc::new(self.summed(kinds));
+        self.stages.borrow_mut().insert(key, Rc::clone(&stage));
         stage
     }
 
@@ -240,9 +258,9 @@ impl Form {
         first + (layers.start - first) % period
     }
 
-    fn summed(&self, kinds: &[usize]) -> Stage {
+    fn summed(&self, kinds: Vec<usize>) -> Stage {
         let mut stage = Stage::default();
-        for &kind in kinds {
+        for &kind in &kinds {
             let kind = &self.kinds[kind];
             let sums = stage.kept.iter_mut().chain(&mut stage.kept_late);
             for (sum, more) in sums.zip(kind.kept.iter().chain(&kind.kept_late)) {
@@ -264,32 +282,36 @@ impl Form {
             sum.tied = sum.tied.max(more.tied);
         }
         stage.output = kinds.last().map_or(0, |&kind| self.kinds[kind].output);
-        for pass in PASSES {
-            let forward = pass == Pass::Forward;
-            let order: Vec<usize> =
-                if forward { kinds.to_vec() } else { kinds.iter().rev().copied().collect() };
-            let run = |leading: bool| Walk::over(&self.kinds, &order, pass, leading);
-            let (whole, inner) = (run(true), run(false));
-            let work = order.iter().map(|&kind| self.kinds[kind].passes[pass as usize].work).sum();
-            stage.turns[pass as usize] =
-                Turn { whole: whole.last, inner: inner.last, open: whole.open(), work };
-        }
+        stage.kinds = kinds;
         stage
     }
 
+    /// Passes over one of its stages.
+    pub(crate) fn turns<'s>(&self, stage: &'s Stage) -> &'s [Turn; 4] {
+        stage.turns.get_or_init(|| PASSES.map(|pass| self.turn(&stage.kinds, pass)))
+    }
+
+    fn turn(&self, kinds: &[usize], pass: Pass) -> Turn {
+        if kinds.iter().all(|&kind| self.kinds[kind].passes[pass as usize].pieces.is_empty()) {
+            return Turn::default();
+        }
+        let forward = pass == Pass::Forward;
+        let order: Vec<usize> =
+            if forward { kinds.to_vec() } else { kinds.iter().rev().copied().collect() };
+        let run = |leading: bool| Walk::over(&self.kinds, &order, pass, leading);
+        let (whole, inner) = (run(true), run(false));
+        let work = order.iter().map(|&kind| self.kinds[kind].passes[pass as usize].work).sum();
+        Turn { whole: whole.last, inner: inner.last, open: whole.open(), work }
+    }
+
     /// Stages of nearly equal forward and backward times.
-    pub(crate) fn equal_times(&mut self, units: usize, stages: usize) -> Rc<Vec<Range<usize>>> {
-        if let Some(known) = self.splits.get(&stages) {
+    pub(crate) fn equal_times(&self, units: usize, stages: usize) -> Ranges {
+        if let Some(known) = self.splits.borrow().get(&stages) {
             return Rc::clone(known);
         }
-        let time = |kind: &usize| {
-            let of = |pass: Pass| {
-                let walk = Walk::over(&self.kinds, &[*kind], pass, true);
-                walk.last.plus(walk.open()).at(1.0)
-            };
-            PASSES.map(of).iter().sum::<f64>()
-        };
-        let mut costs: Vec<f64> = self.layers.iter().map(time).collect();
+        let time = |kind| PASSES.map(|pass| alone(&self.kinds, kind, pass)).iter().sum::<f64>();
+        let times: Vec<f64> = (0..self.kinds.len()).map(time).collect();
+        let mut costs: Vec<f64> = self.layers.iter().map(|&kind| times[kind]).collect();
         let behind: f64 = costs.drain(units..).sum();
         if let Some(last) = costs.last_mut() {
             *last += behind;
@@ -302,7 +324,7 @@ impl Form {
         edges.extend(starts.iter().map(|&start| start as usize));
         edges.push(self.layers.len());
         let ranges = Rc::new(edges.windows(2).map(|pair| pair[0]..pair[1]).collect());
-        self.splits.insert(stages, Rc::clone(&ranges));
+        self.splits.borrow_mut().insert(stages, Rc::clone(&ranges));
         ranges
     }
 
@@ -318,17 +340,21 @@ impl Form {
 
     /// Time of one layer in a backward pass, not less than within any stage.
     pub(crate) fn backward_time(&self, layer: usize) -> f64 {
-        let kind = self.layers[layer];
-        let time = |pass: Pass| {
-            let walk = Walk::over(&self.kinds, &[kind], pass, true);
-            walk.last.plus(walk.open()).at(1.0)
-        };
-        time(Pass::Backward).max(time(Pass::BackwardInput) + time(Pass::BackwardWeight))
+        self.alone[self.layers[layer]].1
+    }
+
+    /// The same in a forward pass.
+    pub(crate) fn forward_time(&self, layer: usize) -> f64 {
+        self.alone[self.layers[layer]].0
     }
 
     /// Time that all layers keep the ranks of a pipeline busy with one microbatch, in sum. No split
     /// into stages and no order of passes needs less.
     pub(crate) fn load(&self) -> f64 {
+        *self.load.get_or_init(|| self.total_load())
+    }
+
+    fn total_load(&self) -> f64 {
         let turn = |kind: usize, pass: Pass| {
             let whole = Walk::over(&self.kinds, &[kind], pass, true);
             let inner = Walk::over(&self.kinds, &[kind], pass, false);
@@ -366,6 +392,12 @@ impl Form {
         // The last block's backward pass follows the head's.
         total - 2.0 * open
     }
+}
+
+/// Time of a pass over one layer alone.
+fn alone(kinds: &[Kind], kind: usize, pass: Pass) -> f64 {
+    let walk = Walk::over(kinds, &[kind], pass, true);
+    walk.last.plus(walk.open()).at(1.0)
 }
 
 fn priced(
@@ -445,10 +477,11 @@ impl Walk {
         let mut walk = Self::default();
         let mut counts = leading;
         let mut before: [Option<(Self, Path)>; 2] = [None; 2];
+        let mut ends = Vec::new();
         let mut at = 0;
         while at < order.len() {
             let start = walk;
-            walk.layer(&kinds[order[at]].passes[pass as usize], &mut counts);
+            walk.layer(&kinds[order[at]].passes[pass as usize], &mut counts, &mut ends);
             at += 1;
             // Once a period of two layers repeats, the others repeat it too.
             let gain = walk.last.less(start.last);
@@ -469,8 +502,9 @@ impl Walk {
         walk
     }
 
-    fn layer(&mut self, pass: &PricedPass, counts: &mut bool) {
-        let mut ends = vec![Path::default(); pass.pieces.len()];
+    fn layer(&mut self, pass: &PricedPass, counts: &mut bool, ends: &mut Vec<Path>) {
+        ends.clear();
+        ends.resize(pass.pieces.len(), Path::default());
         for (at, piece) in pass.pieces.iter().enumerate() {
             match piece {
                 Priced::Run { time, waits } => {

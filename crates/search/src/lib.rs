@@ -13,10 +13,13 @@
 
 mod bound;
 mod form;
+mod gathers;
+mod memory;
 mod pins;
 mod replay;
 mod space;
 mod tree;
+mod update;
 
 pub use pins::{Choice, Pins};
 
@@ -143,7 +146,8 @@ pub struct Task(Job);
 
 #[derive(Clone, Debug)]
 enum Job {
-    Expand(Node),
+    /// Opens a node; children that take longer than the limit are not needed.
+    Expand(Node, f64),
     Simulate(Box<Strategy>),
 }
 
@@ -153,8 +157,12 @@ pub struct Answer(Reply);
 
 #[derive(Debug)]
 enum Reply {
-    Children(Vec<Bounded>),
-    Simulated { candidate: Option<Box<Candidate>>, further: Option<Bounded> },
+    /// Children within the limit, and the number of all.
+    Children(Vec<Bounded>, u64),
+    Simulated {
+        candidate: Option<Box<Candidate>>,
+        further: Option<Bounded>,
+    },
 }
 
 impl Task {
@@ -162,7 +170,7 @@ impl Task {
     /// them once.
     pub fn key(&self) -> u64 {
         match &self.0 {
-            Job::Expand(node) => worker_key(node),
+            Job::Expand(node, _) => worker_key(node),
             Job::Simulate(_) => 0,
         }
     }
@@ -190,7 +198,10 @@ impl<'a> Worker<'a> {
     /// Answers a task.
     pub fn answer(&mut self, task: &Task) -> Answer {
         Answer(match &task.0 {
-            Job::Expand(node) => Reply::Children(self.expander.expand(node)),
+            Job::Expand(node, limit) => {
+                let (children, count) = self.expander.expand(node, *limit);
+                Reply::Children(children, count)
+            }
             Job::Simulate(strategy) => {
                 let explicit = self.expander.explicit(strategy);
                 let candidate = explicit.and_then(|strategy| self.simulate(&strategy));
@@ -224,8 +235,10 @@ impl<'a> Worker<'a> {
 
 /// Number of nodes that a round opens.
 const ROUND: usize = 256;
-/// Number of nodes that a round opens out of their order, until something fits.
+/// Number of nodes that a round opens out of their order, until enough was found.
 const DIVES: usize = 4;
+/// Bound of such a node relative to the least of all.
+const PROMISING: f64 = 1.1;
 /// Number of strategies that a round simulates.
 const SIMULATIONS: usize = 8;
 
@@ -320,13 +333,13 @@ impl<'a> Run<'a> {
                 };
                 run.counts.considered += per_sequence * space.sequence(&mesh).len() as u64;
             }
+            run.counts.nodes += 1;
             run.push((roots.root(&mesh), Node::Mesh(mesh)));
         }
         run
     }
 
     fn push(&mut self, (bound, node): Bounded) {
-        self.counts.nodes += 1;
         let bits = bound.max(0.0).to_bits();
         self.queue.insert((bits, self.next));
         self.heights.insert((node.height(), bits, self.next));
@@ -336,6 +349,15 @@ impl<'a> Run<'a> {
 
     fn least(&self) -> Option<f64> {
         self.queue.first().map(|&(bound, _)| f64::from_bits(bound))
+    }
+
+    /// The node next to the leaves of those that promise nearly as much as the best.
+    fn deepest(&self) -> Option<(u64, u64)> {
+        let most = (self.least()? * PROMISING).to_bits();
+        (0..=Node::HEIGHT).find_map(|height| {
+            let level = (height, 0, 0)..=(height, most, u64::MAX);
+            self.heights.range(level).next().map(|&(_, bits, index)| (bits, index))
+        })
     }
 
     /// Time that a strategy must beat to be listed.
@@ -349,28 +371,33 @@ impl<'a> Run<'a> {
     fn round(&mut self) -> Option<Vec<(u64, Task)>> {
         let limit = self.limit();
         let (mut tasks, mut simulations) = (Vec::new(), 0);
-        // Until something fits, a few nodes next to the leaves are opened in every round.
-        while self.found.is_empty() && tasks.len() < DIVES {
-            let Some(&(_, bits, index)) = self.heights.first() else { break };
-            tasks.extend(self.open(bits, index, &mut simulations));
+        // Until enough was found, a few nodes next to the leaves are opened in every round.
+        while self.found.len() < self.request.top && tasks.len() < DIVES {
+            let Some((bits, index)) = self.deepest() else { break };
+            tasks.extend(self.open((bits, index), limit, &mut simulations));
         }
         while tasks.len() < ROUND && simulations < SIMULATIONS {
             let Some(&(bits, index)) = self.queue.first() else { break };
             if f64::from_bits(bits) > limit {
                 break;
             }
-            tasks.extend(self.open(bits, index, &mut simulations));
+            tasks.extend(self.open((bits, index), limit, &mut simulations));
         }
         (!tasks.is_empty()).then_some(tasks)
     }
 
     /// Takes a node from the queue; returns the task that opens it, unless it need not be opened.
-    fn open(&mut self, bits: u64, index: u64, simulations: &mut usize) -> Option<(u64, Task)> {
+    fn open(
+        &mut self,
+        (bits, index): (u64, u64),
+        limit: f64,
+        simulations: &mut usize,
+    ) -> Option<(u64, Task)> {
         self.queue.remove(&(bits, index));
         let node = self.nodes.remove(&index)?;
         self.heights.remove(&(node.height(), bits, index));
         let Node::Leaf(strategy, replayed) = node else {
-            return Some((index, Task(Job::Expand(node))));
+            return Some((index, Task(Job::Expand(node, limit))));
         };
         let place = layout(&strategy);
         let known = self.found.get(&place);
@@ -383,22 +410,26 @@ impl<'a> Run<'a> {
         *simulations += usize::from(replayed);
         let job = match replayed {
             true => Job::Simulate(strategy),
-            false => Job::Expand(Node::Leaf(strategy, false)),
+            false => Job::Expand(Node::Leaf(strategy, false), limit),
         };
         Some((index, Task(job)))
     }
 
     fn merge(&mut self, task: Task, answer: Answer) {
         match (task.0, answer.0) {
-            (_, Reply::Children(children)) => children.into_iter().for_each(|c| self.push(c)),
+            (_, Reply::Children(children, count)) => {
+                self.counts.nodes += count;
+                children.into_iter().for_each(|child| self.push(child));
+            }
             (Job::Simulate(strategy), Reply::Simulated { candidate, further }) => {
                 self.counts.simulated += 1;
                 if let Some(candidate) = candidate {
                     self.add(&strategy, *candidate);
                 }
-                further.into_iter().for_each(|c| self.push(c));
+                self.counts.nodes += further.iter().len() as u64;
+                further.into_iter().for_each(|child| self.push(child));
             }
-            (Job::Expand(_), Reply::Simulated { .. }) => {}
+            (Job::Expand(..), Reply::Simulated { .. }) => {}
         }
     }
 

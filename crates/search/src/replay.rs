@@ -5,14 +5,15 @@ use crate::bound::Staged;
 use paceline_plan::schedule::{Action, Pass};
 use paceline_plan::strategy::Strategy;
 
-/// End of each rank's last pass. `waits` is what each turn of each rank takes besides; it is empty
+/// End of each rank's last pass, if compute takes `slow` times as long and no pass is before its
+/// rank's start. `waits` is what each turn of each rank takes besides; it is empty
 /// if no turn takes more.
 pub(crate) fn ends(
     s: &Strategy,
     staged: &Staged,
     order: &[Vec<Action>],
     (edges, waits): (&[(f64, f64)], &[Vec<f64>]),
-    slow: &[f64],
+    (slow, starts): (&[f64], Vec<f64>),
 ) -> Vec<f64> {
     let microbatches = s.microbatches() as usize;
     let stages = staged.stages.len();
@@ -20,7 +21,7 @@ pub(crate) fn ends(
     let mut inputs = vec![f64::NAN; stages * microbatches];
     let mut gradients = vec![f64::NAN; stages * microbatches];
     inputs[..microbatches].fill(0.0);
-    let mut ends = vec![0.0f64; order.len()];
+    let mut ends = starts;
     let mut opens = vec![0.0f64; order.len()];
     let mut next = vec![0usize; order.len()];
     let turns: Vec<Vec<[(f64, f64, f64); 4]>> = slow
@@ -29,7 +30,7 @@ pub(crate) fn ends(
             let turn = |turn: &crate::form::Turn| {
                 (turn.whole.at(slow), turn.inner.at(slow), turn.open.at(1.0))
             };
-            staged.stages.iter().map(|stage| [0, 1, 2, 3].map(|p| turn(&stage.turns[p]))).collect()
+            (0..stages).map(|stage| staged.turns(stage).each_ref().map(turn)).collect()
         })
         .collect();
     let last = stages - 1;

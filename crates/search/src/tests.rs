@@ -132,7 +132,7 @@ fn judge(request: &Request<'_>, worker: &Worker<'_>, strategy: &Strategy) -> Opt
 
 fn check_bounds(draws: usize) {
     let mut runner = runner();
-    let (mut tight, mut seen) = (Vec::new(), 0);
+    let (mut tight, mut seen, mut wrong) = (Vec::new(), 0, Vec::new());
     for (name, preset_name, devices, batch) in CASES {
         let Some(Ok(model)) = built_in::get(name) else { panic!("no model {name}") };
         let cluster = preset::get(preset_name).unwrap();
@@ -146,10 +146,9 @@ fn check_bounds(draws: usize) {
                 panic!("{name} on {preset_name}: {strategy:?} is refused: {refused:?}");
             };
             for (bound, what) in bounds.iter().zip(["open", "closed", "replay", "memory"]) {
-                assert!(
-                    *bound <= 1.0 + 1e-9,
-                    "{name} on {preset_name}: {what} bound is {bound} of the truth for {strategy:?}"
-                );
+                if *bound > 1.0 + 1e-9 {
+                    wrong.push(format!("{name} on {preset_name}: {what} {bound}: {strategy:?}"));
+                }
             }
             seen += 1;
             if strategy.schedule.flushes() && request.cluster.measured.is_none() {
@@ -157,6 +156,12 @@ fn check_bounds(draws: usize) {
             }
         }
     }
+    let few = &wrong[..wrong.len().min(8)];
+    assert!(
+        few.is_empty(),
+        "{} bounds of {seen} strategies exceed the truth: {few:#?}",
+        wrong.len()
+    );
     tight.sort_by(f64::total_cmp);
     let median = tight[tight.len() / 2];
     assert!(seen >= draws * CASES.len() / 2, "{seen}");

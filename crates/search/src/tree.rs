@@ -6,7 +6,8 @@ use crate::bound::{Estimator, Staged};
 use crate::form::Experts;
 use crate::space::{Mesh, Space};
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{Offload, Recompute, Store, Strategy, Zero};
+use paceline_plan::strategy::{Offload, Recompute, Split, Store, Strategy, Zero};
+use std::rc::Rc;
 
 /// Choices from the mesh down to the ZeRO stage: a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +34,7 @@ pub(crate) enum Node {
     Placed(Point),
     /// Those with their experts placed.
     Form(Point),
-    /// Those of a schedule.
+    /// Those of a schedule, with any offload.
     Schedule(Point),
     /// Those of a ZeRO stage.
     Layout(Point),
@@ -44,6 +45,9 @@ pub(crate) enum Node {
 }
 
 impl Node {
+    /// Height of the tree.
+    pub(crate) const HEIGHT: u8 = 8;
+
     /// Number of levels between a node and a simulation.
     pub(crate) const fn height(&self) -> u8 {
         match self {
@@ -55,7 +59,7 @@ impl Node {
             Self::Form(_) => 5,
             Self::Placed(_) => 6,
             Self::Open(_) => 7,
-            Self::Mesh(_) => 8,
+            Self::Mesh(_) => Self::HEIGHT,
         }
     }
 }
@@ -83,8 +87,16 @@ impl<'a> Expander<'a> {
         self.estimator.rings(&self.space.strategy(mesh))
     }
 
-    /// Children that may fit, each with its bound.
-    pub(crate) fn expand(&mut self, node: &Node) -> Vec<Bounded> {
+    /// Children that may fit and take no longer than `limit`, each with its bound, and the number of
+    /// all that may fit.
+    pub(crate) fn expand(&mut self, node: &Node, limit: f64) -> (Vec<Bounded>, u64) {
+        let mut children = self.children(node);
+        let count = children.len() as u64;
+        children.retain(|(bound, _)| *bound <= limit);
+        (children, count)
+    }
+
+    fn children(&mut self, node: &Node) -> Vec<Bounded> {
         match node {
             Node::Mesh(mesh) => self.mesh(mesh),
             Node::Open(point) => self.open(point),
@@ -159,14 +171,29 @@ impl<'a> Expander<'a> {
         let mut children = Vec::new();
         for schedule in self.space.schedules(&point.mesh) {
             let point = Point { schedule, ..*point };
-            for offload in self.space.offloads(&self.strategy(&point)) {
+            // Offload only takes longer; with most of it least memory is needed.
+            let offloads = self.space.offloads(&self.strategy(&point));
+            let covers = |a: Offload, b: Offload| {
+                a != b && a.optimizer() >= b.optimizer() && a.activations() >= b.activations()
+            };
+            let most = offloads
+                .iter()
+                .filter(|(one, _)| !offloads.iter().any(|(other, _)| covers(*other, *one)));
+            let mut least = f64::INFINITY;
+            for &offload in most {
                 let point = Point { offload, ..point };
-                // State is smallest under ZeRO-3. Under ZeRO-2 updates are as short, and nothing is
-                // gathered during the passes.
+                // State is smallest under ZeRO-3. Of the others it is under ZeRO-2, whose updates
+                // are as short.
                 let stages = self.space.zero_stages(&self.strategy(&point));
-                let Some(&zero) = stages.last() else { continue };
-                let least = self.least(&Point { zero, ..point }, zero.min(Zero::Gradients));
-                children.extend(least.map(|bound| (bound, Node::Schedule(point))));
+                let small = stages.iter().rev().find(|&&zero| zero < Zero::Parameters);
+                let three = stages.iter().find(|&&zero| zero == Zero::Parameters);
+                for &zero in small.into_iter().chain(three) {
+                    let bound = self.least(&Point { zero, ..point }, true);
+                    least = least.min(bound.unwrap_or(f64::INFINITY));
+                }
+            }
+            if least.is_finite() {
+                children.push((least, Node::Schedule(point)));
             }
         }
         children
@@ -175,32 +202,40 @@ impl<'a> Expander<'a> {
     fn schedule(&mut self, point: &Point) -> Vec<Bounded> {
         let mut children = Vec::new();
         for zero in self.space.zero_stages(&self.strategy(point)) {
-            let point = Point { zero, ..*point };
-            let least = self.least(&point, zero);
-            children.extend(least.map(|bound| (bound, Node::Layout(point))));
+            for offload in self.space.offloads(&self.strategy(point)) {
+                let point = Point { zero, offload, ..*point };
+                let least = self.least(&point, false);
+                children.extend(least.map(|bound| (bound, Node::Layout(point))));
+            }
         }
         children
     }
 
-    /// Least time of a layout's strategies that may fit, with the updates of a ZeRO stage; `None` if
-    /// none may.
-    fn least(&mut self, point: &Point, updates: Zero) -> Option<f64> {
+    /// Least time of a layout's strategies that may fit; `None` if none may. If `open`, its offload is
+    /// only what may be used.
+    fn least(&mut self, point: &Point, open: bool) -> Option<f64> {
         let strategy = self.strategy(point);
         let mut least: Option<f64> = None;
-        for split in self.space.splits(&strategy) {
+        for split in self.splits(&strategy) {
             let strategy = Strategy { split, ..strategy.clone() };
             let Some((strategy, staged)) = self.fitting(&strategy) else { continue };
-            let strategy = Strategy { zero: updates, ..strategy };
+            let offload = if open { Offload::None } else { strategy.offload };
+            let strategy = Strategy { offload, ..strategy };
             let time = self.estimator.time(&strategy, &staged, true);
             least = Some(least.map_or(time, |known| known.min(time)));
         }
         least
     }
 
+    fn splits(&mut self, strategy: &Strategy) -> Vec<Split> {
+        let splits = self.space.splits(strategy);
+        self.estimator.distinct(strategy, splits)
+    }
+
     fn layout(&mut self, point: &Point) -> Vec<Bounded> {
         let mut children = Vec::new();
         let strategy = self.strategy(point);
-        for split in self.space.splits(&strategy) {
+        for split in self.splits(&strategy) {
             let strategy = Strategy { split, ..strategy.clone() };
             let Some((strategy, staged)) = self.fitting(&strategy) else { continue };
             let bound = self.estimator.time(&strategy, &staged, true);
@@ -211,7 +246,7 @@ impl<'a> Expander<'a> {
 
     /// The strategy that may fit, under `full:N` with the fewest recomputed layers: more of them take
     /// less memory and more time.
-    fn fitting(&mut self, strategy: &Strategy) -> Option<(Strategy, Staged)> {
+    fn fitting(&mut self, strategy: &Strategy) -> Option<(Strategy, Rc<Staged>)> {
         let Recompute::FullOf(least) = strategy.recompute else {
             let staged = self.estimator.staged(strategy)?;
             return self.may_fit(strategy, &staged).then(|| (strategy.clone(), staged));
@@ -253,8 +288,21 @@ impl<'a> Expander<'a> {
 
     fn part(&mut self, strategy: &Strategy) -> Vec<Bounded> {
         let mut children = Vec::new();
+        let mut known: Vec<(Strategy, Vec<f64>)> = Vec::new();
         for tail in self.space.settings(strategy) {
             let Some(staged) = self.estimator.staged(&tail) else { continue };
+            if self.estimator.is_monotonic() {
+                // A collective none of whose calls is faster than another's gains nothing.
+                let calls = self.estimator.calls(&tail, &staged);
+                let slower = |(other, less): &(Strategy, Vec<f64>)| {
+                    (other.bucket, other.overlap) == (tail.bucket, tail.overlap)
+                        && less.iter().zip(&calls).all(|(less, more)| less <= more)
+                };
+                if known.iter().any(slower) {
+                    continue;
+                }
+                known.push((tail.clone(), calls));
+            }
             let bound = self.estimator.time(&tail, &staged, false);
             children.push((bound, Node::Leaf(Box::new(tail), false)));
         }
