@@ -2,7 +2,7 @@
 
 use paceline_plan::collective::Algorithm;
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{Offload, Recompute, Split, Zero};
+use paceline_plan::strategy::{Offload, Recompute, Split, Strategy, Zero};
 use paceline_plan::units::Bytes;
 
 /// Admitted values of one axis.
@@ -105,6 +105,26 @@ impl Pins {
             ("--no-overlap", self.overlap.is_free()),
         ];
         all.into_iter().filter(|(_, free)| !free).map(|(flag, _)| flag).collect()
+    }
+
+    /// Returns true if a strategy has only admitted values.
+    pub fn admit(&self, s: &Strategy) -> bool {
+        self.tp.admits(&s.tp)
+            && self.cp.admits(&s.cp)
+            && self.pp.admits(&s.pp)
+            && self.dp.admits(&s.dp)
+            && self.ep.admits(&s.ep)
+            && self.etp.admits(&s.etp)
+            && self.micro_batch.admits(&s.micro_batch)
+            && self.sp.admits(&s.sp)
+            && self.zero.admits(&s.zero)
+            && self.schedule.admits(&s.schedule)
+            && self.recompute.admits(&s.recompute)
+            && self.split.admits(&s.split)
+            && self.offload.admits(&s.offload)
+            && self.bucket.admits(&s.bucket)
+            && self.collective.admits(&s.collective)
+            && self.overlap.admits(&s.overlap)
     }
 
     /// The same pins with one axis released.

@@ -92,7 +92,10 @@ enum Command {
 pub(crate) fn find_strategies(
     request: &paceline_search::Request<'_>,
 ) -> paceline_search::SearchResult {
-    search::pool::search(request, |_| true)
+    let result = search::pool::search(request, |_| true);
+    let paceline_search::Counts { considered, simulated, .. } = result.counts;
+    tracing::debug!(target: "search", considered, simulated, "searched");
+    result
 }
 
 /// Commands that are specified but not available in this version.

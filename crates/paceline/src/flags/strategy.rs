@@ -3,6 +3,7 @@
 use super::model::model;
 use super::size::in_mib;
 use super::{ClusterFlags, Problems, real, whole, word};
+use crate::launch::{FOUND, RANK};
 use clap::Args;
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Fabric, Library, SummationOrder};
@@ -430,6 +431,9 @@ impl StrategyFlags {
             problems.add("--strategy", "auto needs --global-batch, the samples of an iteration");
             return None;
         }
+        if let Some(found) = self.handed_over(base) {
+            return Some(found);
+        }
         let request = paceline_search::Request {
             model,
             cluster,
@@ -453,6 +457,22 @@ impl StrategyFlags {
             problems.add("--strategy", text);
         }
         best.map(|best| best.strategy)
+    }
+
+    /// The strategy that this rank's launcher has found, unless the rank was restarted with another
+    /// layout.
+    fn handed_over(&self, base: &Strategy) -> Option<Strategy> {
+        std::env::var_os(RANK)?;
+        let found: Strategy = serde_json::from_str(&std::env::var(FOUND).ok()?).ok()?;
+        let expert_buffer_factor = base.expert_buffer_factor;
+        let same = self.pins(base).admit(&found);
+        same.then_some(Strategy { expert_buffer_factor, ..found })
+    }
+
+    /// What the launcher tells its ranks of a search, so that they need not search as well.
+    pub(crate) fn hand_over(&self, found: &Strategy) -> Option<(&'static str, String)> {
+        let searched = self.strategy.as_deref() == Some(super::config::AUTO);
+        searched.then(|| Some((FOUND, serde_json::to_string(found).ok()?)))?
     }
 
     /// Pins of the flags that are given.

@@ -41,7 +41,7 @@ pub(crate) use expert_buffers::LargerBuffers;
 pub(crate) use fleet::{Fleet, FleetOptions};
 pub(crate) use hosts::{Host, parse as parse_hosts};
 pub(crate) use layout::Layout;
-pub(crate) use rank_identity::{AGENT, RANK, RankIdentity, environment, rank_identity};
+pub(crate) use rank_identity::{AGENT, FOUND, RANK, RankIdentity, environment, rank_identity};
 pub(crate) use rank_process::{RankProcess, connect, connect_by};
 pub(crate) use recovery::{SupervisedRun, restart_state, run};
 pub(crate) use static_agent::StaticAgent;

@@ -22,6 +22,8 @@ pub(super) const RUN: &str = "PACELINE_RUN";
 /// Variables that it also sets for restarted ranks.
 pub(super) const RESUME: &str = "PACELINE_RESUME";
 pub(super) const LAYOUT: &str = "PACELINE_LAYOUT";
+/// Strategy that the launcher has found by a search.
+pub(crate) const FOUND: &str = "PACELINE_STRATEGY";
 pub(super) const EXPERT_BUFFERS: &str = "PACELINE_EXPERT_BUFFERS";
 
 /// Identity of a process in a job.

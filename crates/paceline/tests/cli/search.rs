@@ -67,3 +67,17 @@ fn a_strategy_comes_from_a_search_or_from_its_answer() {
     here.run("simulate --model mini --strategy auto").refused(&["--cluster"]);
     here.run("plan --model mini --strategy auto").refused(&["--strategy: auto needs a cluster"]);
 }
+
+#[test]
+fn ranks_take_the_strategy_that_their_launcher_found() {
+    let here = Folder::new();
+    let mut command = here.command();
+    let line = "train --model mini --seq 16 --global-batch 4 --cluster laptop --ranks 2 \
+                --strategy auto --transport tcp --iterations 1 --out run";
+    command.args(line.split_whitespace()).env("PACELINE_LOG", "search=debug,comm=debug");
+    let output = command.output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{err}");
+    assert!(err.contains("joined rank=1"), "{err}");
+    assert_eq!(err.matches("DEBUG search: searched").count(), 1, "{err}");
+}

@@ -303,6 +303,7 @@ impl Job {
         check_plan(&plan)?;
         paceline_exec::can_run(&plan, launch.device)?;
         launch.variables = library_variables(&plan, &launch);
+        launch.variables.extend(strategy.hand_over(&plan.strategy));
         if let Some(RankIdentity { launched: Some(directory), .. }) = &place {
             training.out = Some(directory.clone());
         }
