@@ -3,11 +3,17 @@
  *
  *   mpicc -O2 all_reduce_mpi.c -o all_reduce_mpi && mpirun -np 2 ./all_reduce_mpi 300 4096 1048576
  *
+ * With -DNONBLOCKING by MPI_Iallreduce and MPI_Test, as programs do that compute meanwhile; with -DHUGE_PAGES on
+ * huge pages, as Paceline's vectors are: the kernel copies between processes more than twice as fast.
+ *
  * Arguments: milliseconds for each size, then the sizes in bytes. One line per size: bytes, microseconds.
  */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+#define HUGE_PAGE ((size_t)2 << 20)
 
 static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -22,7 +28,11 @@ int main(int argc, char **argv) {
     for (int which = 2; which < argc; which++) {
         size_t bytes = strtoull(argv[which], NULL, 10);
         int elements = (int)(bytes / 4);
-        float *data = malloc(bytes);
+        size_t room = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+        float *data = aligned_alloc(HUGE_PAGE, room);
+#ifdef HUGE_PAGES
+        madvise(data, room, MADV_HUGEPAGE);
+#endif
         for (int i = 0; i < elements; i++) data[i] = (float)(i % 25);
         double lap = 0;
         int laps = 2;
@@ -33,7 +43,14 @@ int main(int argc, char **argv) {
             for (int i = -warm; i < laps; i++) {
                 if (bytes > (1 << 20)) MPI_Barrier(MPI_COMM_WORLD);
                 double began = MPI_Wtime();
+#ifdef NONBLOCKING
+                MPI_Request request;
+                int done = 0;
+                MPI_Iallreduce(MPI_IN_PLACE, data, elements, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+                while (!done) MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+#else
                 MPI_Allreduce(MPI_IN_PLACE, data, elements, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+#endif
                 lap = MPI_Wtime() - began;
                 if (i >= 0) times[i] = lap;
             }

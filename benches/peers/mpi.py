@@ -2,8 +2,9 @@
 
     python3 benches/peers/mpi.py --paceline target/release/paceline [--mpirun mpirun] [--mpicc mpicc] [--rounds 7]
 
-all_reduce of f32: MPI_Allreduce in C beside MPI_Iallreduce called by Paceline. Message: MPI_Send and MPI_Recv in C
-beside a broadcast among two ranks by Paceline's steps. Prints the medians and how much of plain C's speed is left.
+all_reduce of f32: MPI_Allreduce, and MPI_Iallreduce with MPI_Test, in C beside the MPI_Iallreduce that Paceline
+calls. Vectors of both lie on huge pages, C's with --small-pages on small ones. Message: MPI_Send and MPI_Recv in C beside a broadcast among two ranks by Paceline's steps. Prints medians, and
+the median over the rounds of plain C's time as a part of Paceline's.
 """
 
 import argparse
@@ -21,8 +22,9 @@ parser.add_argument("--paceline", required=True)
 parser.add_argument("--mpirun", default="mpirun")
 parser.add_argument("--mpicc", default="mpicc")
 parser.add_argument("--rounds", type=int, default=7)
+parser.add_argument("--budget", default="200", help="milliseconds for each size")
+parser.add_argument("--small-pages", action="store_true", help="malloc in C")
 options = parser.parse_args()
-BUDGET = "200"
 
 
 def lines(*command):
@@ -31,26 +33,32 @@ def lines(*command):
 
 
 def in_c(binary):
-    found = (line.split() for line in lines(binary, BUDGET, *map(str, SIZES)))
+    found = (line.split() for line in lines(binary, options.budget, *map(str, SIZES)))
     return {int(size): float(time) for size, time in found}
 
 
 def ours(*flags):
     sizes = ",".join(map(str, SIZES))
-    command = [options.paceline, "bench", "collectives", "--json", "--budget", BUDGET, "--sizes", sizes, *flags]
+    command = [options.paceline, "bench", "collectives", "--json", "--budget", options.budget, "--sizes", sizes, *flags]
     found = map(json.loads, lines(*command))
     return {record["bytes"]: record["median_us"] for record in found}
 
 
+ALL_REDUCE = ["--op", "all_reduce", "--library", "mpi"]
+MESSAGE = ["--op", "broadcast", "--transport", "mpi", "--algorithm", "direct"]
+
 with tempfile.TemporaryDirectory() as scratch:
-    for name, flags in [
-        ("all_reduce_mpi", ["--op", "all_reduce", "--library", "mpi"]),
-        ("message_mpi", ["--op", "broadcast", "--transport", "mpi", "--algorithm", "direct"]),
+    for name, source, defined, flags in [
+        ("MPI_Allreduce", "all_reduce_mpi.c", [], ALL_REDUCE),
+        ("MPI_Iallreduce", "all_reduce_mpi.c", ["-DNONBLOCKING"], ALL_REDUCE),
+        ("MPI_Send", "message_mpi.c", [], MESSAGE),
     ]:
         binary = os.path.join(scratch, name)
-        subprocess.run([options.mpicc, "-O2", os.path.join(HERE, name + ".c"), "-o", binary], check=True)
+        pages = [] if options.small_pages else ["-DHUGE_PAGES"]
+        subprocess.run([options.mpicc, "-O2", *pages, *defined, os.path.join(HERE, source), "-o", binary], check=True)
         rounds = [(in_c(binary), ours(*flags)) for _ in range(options.rounds)]
         for size in SIZES:
             plain = statistics.median(c[size] for c, _ in rounds)
             own = statistics.median(o[size] for _, o in rounds)
-            print(f"{name:>15} {size:>9} bytes: C {plain:9.1f} us, paceline {own:9.1f} us, {plain / own:6.1%}")
+            ratio = statistics.median(c[size] / o[size] for c, o in rounds)
+            print(f"{name:>15} {size:>9} bytes: C {plain:9.1f} us, paceline {own:9.1f} us, {ratio:6.1%}")

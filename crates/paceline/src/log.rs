@@ -1,7 +1,8 @@
-//! `PACELINE_LOG`: diagnostic events of all crates on standard error; silent by default.
+//! `PACELINE_LOG`: diagnostic events of all crates on standard error.
 //!
-//! Libraries emit events with the targets `comm`, `exec`, `search`, `launch` and `calibrate`. No
-//! event is on a hot path: without a subscriber one costs a load and a branch.
+//! Libraries emit events with the targets `comm`, `exec`, `search`, `launch`, `calibrate` and `peers`. No
+//! event is on a hot path: an unwanted one costs a load and a branch. By default only refused
+//! connections (`peers`) are printed.
 
 use crate::failure::Failure;
 use tracing_subscriber::filter::Targets;
@@ -10,11 +11,14 @@ use tracing_subscriber::layer::SubscriberExt;
 /// The variable with targets and levels: `debug`, or `comm=debug,launch=info`.
 const VARIABLE: &str = "PACELINE_LOG";
 
-/// Starts printing the events that the variable asks for, if it is set.
+/// Targets and levels without the variable.
+const USUAL: &str = "peers=warn";
+
+/// Starts printing the events that the variable asks for.
 pub(crate) fn start() -> Result<(), Failure> {
     let wanted = match std::env::var(VARIABLE) {
         Ok(wanted) if !wanted.trim().is_empty() => wanted,
-        _ => return Ok(()),
+        _ => USUAL.to_owned(),
     };
     let targets: Targets = wanted.parse().map_err(|error| {
         let remedy = "write targets and levels, such as debug or comm=debug,launch=info";

@@ -51,6 +51,8 @@ pub(crate) struct AuthListener {
     secret: Secret,
     pending: Vec<PendingPeer>,
     limit: usize,
+    /// True once a refused peer has been logged.
+    logged: bool,
 }
 
 impl AuthListener {
@@ -64,6 +66,7 @@ impl AuthListener {
             secret,
             pending: Vec::new(),
             limit: MAX_UNAUTHENTICATED + expected as usize,
+            logged: false,
         })
     }
 
@@ -87,7 +90,7 @@ impl AuthListener {
         self.accept();
         let now = Instant::now();
         let mut admitted = Vec::new();
-        let mut waiting = Vec::new();
+        let (mut waiting, mut refused) = (Vec::new(), None);
         for mut peer in self.pending.drain(..) {
             match peer.listen(&self.secret) {
                 Verdict::Admitted(body, session) => {
@@ -95,10 +98,13 @@ impl AuthListener {
                     admitted.push((Authenticated { stream: peer.stream, session }, body));
                 }
                 Verdict::Waiting if now < peer.deadline => waiting.push(peer),
-                Verdict::Waiting | Verdict::Refused => {}
+                Verdict::Waiting | Verdict::Refused => refused = refused.or(Some(peer.address)),
             }
         }
         self.pending = waiting;
+        if let Some(address) = refused {
+            self.log_refusal(address);
+        }
         admitted
     }
 
@@ -106,10 +112,10 @@ impl AuthListener {
         // Bounded, so that a flood of connections cannot starve the pending ones.
         for _ in 0..64 {
             match self.listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, address)) => {
                     if stream.set_nonblocking(true).is_ok() {
                         let _ = stream.set_nodelay(true);
-                        self.pending.push(PendingPeer::new(stream));
+                        self.pending.push(PendingPeer::new(stream, address));
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -121,8 +127,21 @@ impl AuthListener {
                 }
             }
             if self.pending.len() > self.limit {
-                self.pending.remove(0);
+                let oldest = self.pending.remove(0);
+                self.log_refusal(oldest.address);
             }
+        }
+    }
+
+    /// Logs the first refused peer of this listener: they change nothing, and may be many.
+    fn log_refusal(&mut self, address: SocketAddr) {
+        if !std::mem::replace(&mut self.logged, true) {
+            let own = self.listener.local_addr().ok();
+            let listener = own.map(|own| own.to_string()).unwrap_or_default();
+            tracing::warn!(
+                target: "peers", from = %address, listener,
+                "refused a connection that does not know this job's secret; further ones are not logged"
+            );
         }
     }
 }
@@ -131,6 +150,7 @@ impl AuthListener {
 #[derive(Debug)]
 struct PendingPeer {
     stream: TcpStream,
+    address: SocketAddr,
     heard: Vec<u8>,
     /// Both nonces, once known: the peer's and the listener's.
     nonces: Option<([u8; PROOF], [u8; PROOF])>,
@@ -144,9 +164,9 @@ enum Verdict {
 }
 
 impl PendingPeer {
-    fn new(stream: TcpStream) -> Self {
+    fn new(stream: TcpStream, address: SocketAddr) -> Self {
         let deadline = Instant::now() + HANDSHAKE;
-        Self { stream, heard: Vec::new(), nonces: None, deadline }
+        Self { stream, address, heard: Vec::new(), nonces: None, deadline }
     }
 
     fn listen(&mut self, secret: &Secret) -> Verdict {

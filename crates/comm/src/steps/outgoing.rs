@@ -46,7 +46,6 @@ impl ActiveCollective {
         dtype: DType,
         data: &[u8],
     ) -> Result<Option<Rank>, CommError> {
-        let in_place = self.is_zero_copy();
         let mut at = 0;
         while let Some(message) = self.outgoing.get(at).copied() {
             // Space freed now belongs to an earlier message to the same rank, if any.
@@ -60,7 +59,7 @@ impl ActiveCollective {
             let gone = match self.copies.iter().find(|copy| copy.is_of(&message)) {
                 Some(copy) => transport.try_send(to, &header, &[&copy.bytes], before),
                 None => with_pieces(cut, chunks, dtype, data, |pieces| {
-                    match in_place.then(|| transport.zero_copy()).flatten() {
+                    match self.zero_copy(transport) {
                         Some(zero_copy) => zero_copy.try_send(to, &header, pieces, before),
                         None => transport.try_send(to, &header, pieces, before),
                     }
@@ -69,7 +68,7 @@ impl ActiveCollective {
             self.moved += (gone.unwrap_or(0) - before.unwrap_or(0)) as u64;
             if gone == Some(total) {
                 let receipt = |zero_copy: &mut dyn ZeroCopy| zero_copy.receipt(to, self.tag);
-                if in_place && let Some(receipt) = transport.zero_copy().and_then(receipt) {
+                if let Some(receipt) = self.zero_copy(transport).and_then(receipt) {
                     self.in_place.lent(to, receipt);
                 }
                 self.outgoing.remove(at);

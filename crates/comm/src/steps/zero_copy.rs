@@ -10,7 +10,7 @@
 
 use super::ActiveCollective;
 use crate::error::CommError;
-use crate::transport::Transport;
+use crate::transport::{Transport, ZeroCopy};
 use paceline_plan::collective::Algorithm;
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
@@ -19,10 +19,6 @@ use paceline_plan::ids::Rank;
 pub(super) fn suits(algorithm: Algorithm) -> bool {
     algorithm.def().hints.sends_in_place
 }
-
-/// Vectors of fewer bytes are copied: the acks at the end cost more than the copies. All members
-/// have the same vector and decide alike.
-const LARGE: u64 = 4 << 20;
 
 /// Zero-copy sends that may not have been acked.
 #[derive(Debug, Default)]
@@ -50,10 +46,15 @@ impl ZeroCopySends {
 }
 
 impl ActiveCollective {
-    /// Returns true if messages are sent zero-copy.
-    pub(super) fn is_zero_copy(&self) -> bool {
+    /// Returns the transport's zero-copy sends if messages are sent by them. All members have the same
+    /// vector and decide alike.
+    pub(super) fn zero_copy<'t>(
+        &self,
+        transport: &'t mut dyn Transport,
+    ) -> Option<&'t mut dyn ZeroCopy> {
         let bytes = |(elements, dtype): (usize, DType)| elements as u64 * dtype.size();
-        suits(self.spec.algorithm) && self.vector.is_some_and(|vector| bytes(vector) >= LARGE)
+        let zero_copy = transport.zero_copy().filter(|_| suits(self.spec.algorithm))?;
+        self.vector.is_some_and(|vector| bytes(vector) >= zero_copy.least()).then_some(zero_copy)
     }
 
     /// Sends this rank's acks; returns a rank that has not acked everything, if any.
@@ -62,10 +63,7 @@ impl ActiveCollective {
         transport: &mut dyn Transport,
     ) -> Result<Option<Rank>, CommError> {
         let acks_sent = std::mem::replace(&mut self.in_place.acks_sent, true);
-        if !self.is_zero_copy() {
-            return Ok(None);
-        }
-        let Some(zero_copy) = transport.zero_copy() else { return Ok(None) };
+        let Some(zero_copy) = self.zero_copy(transport) else { return Ok(None) };
         if !acks_sent {
             zero_copy.send_acks()?;
         }

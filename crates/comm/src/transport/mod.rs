@@ -104,6 +104,12 @@ pub trait Transport: Send {
 /// Sends that take no copy: the bytes stay unchanged not only until they are sent but until the
 /// peer has taken them.
 pub trait ZeroCopy {
+    /// Least bytes of a vector whose messages are worth it; the same on all ranks. By default below
+    /// it the acks cost more than the copies.
+    fn least(&self) -> u64 {
+        4 << 20
+    }
+
     /// Like [`Transport::try_send`], for such bytes. The transport may copy them nevertheless;
     /// [`receipt`](Self::receipt) tells if it did.
     fn try_send(

@@ -2,12 +2,13 @@
 //!
 //! Every message is a stream of segments from its sender, in MPI's order: a frame head with a small
 //! payload, or a frame head and then parts of a large one. Parts are sent from copies that stay in the
-//! cache, and received where they belong, if that is one place. Rendezvous, heartbeats and the
+//! cache, or from the sender's memory if it stays unchanged until they have gone ([`ZeroCopy`]), and
+//! received where they belong, if that is one place. Rendezvous, heartbeats and the
 //! detection of lost ranks are those of [`process`](super::process): MPI itself does not tell which
 //! rank has failed. The thread that owns the transport makes all calls of MPI.
 
 use super::process::{Noting, ProcessOptions, ProcessTransport, connect, online_cores};
-use super::{Header, MessageSink, RecvStatus, Tag, Transport, Wait, Waker};
+use super::{Header, MessageSink, RecvStatus, Tag, Transport, Wait, Waker, ZeroCopy};
 use crate::error::CommError;
 use crate::frame_reader::{FrameReader, Source, StreamError};
 use crate::mailbox::{Mailbox, QueuedMessage};
@@ -26,6 +27,10 @@ const SEGMENT: i32 = 1;
 const SMALL: usize = 32 << 10;
 /// Bytes of a part: a fraction of a core's L2 cache, and a whole number of any elements.
 const PART: usize = 256 << 10;
+/// Bytes of a part that is sent from the sender's memory.
+const LARGE_PART: usize = 2 << 20;
+/// Least bytes of a vector whose messages are sent from the sender's memory.
+const ZERO_COPY: u64 = 256 << 10;
 /// Number of segments to one rank that may be under way before a sender waits.
 const WINDOW: usize = 8;
 /// Time that a wait without news spins if every rank has a core, and if ranks share cores.
@@ -64,9 +69,15 @@ struct Incoming {
 /// Segments on their way to one rank.
 #[derive(Default)]
 struct Outgoing {
-    pending: VecDeque<(Handle, Vec<u8>)>,
+    /// Requests in order, each with its copy, or with `None` for a part in the sender's memory.
+    pending: VecDeque<(Handle, Option<Vec<u8>>)>,
     /// True if a message is partly sent.
     begun: bool,
+    /// Number of parts sent from the sender's memory, and number of those that have gone.
+    zero_copy: u64,
+    zero_copy_gone: u64,
+    /// Receipt of the last message, if it was zero-copy.
+    receipt: Option<u64>,
 }
 
 /// The segment that is arriving from a rank.
@@ -129,8 +140,11 @@ impl MpiTransport {
                 if !self.mpi.test(request)? {
                     break;
                 }
-                let gone = outgoing.pending.pop_front();
-                self.spare.extend(gone.map(|(_, bytes)| bytes));
+                match outgoing.pending.pop_front() {
+                    Some((_, Some(bytes))) => self.spare.push(bytes),
+                    Some((_, None)) => outgoing.zero_copy_gone += 1,
+                    None => {}
+                }
                 any = true;
             }
         }
@@ -140,7 +154,7 @@ impl MpiTransport {
     /// Starts to send a segment.
     fn put(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
         let request = self.mpi.send(&bytes, to.0, SEGMENT)?;
-        self.outgoing[to.index()].pending.push_back((request, bytes));
+        self.outgoing[to.index()].pending.push_back((request, Some(bytes)));
         self.idle = None;
         Ok(())
     }
@@ -175,6 +189,7 @@ impl MpiTransport {
             Some(gone) => gone,
             None => {
                 self.base.note(Direction::Sent, to, header, total);
+                self.outgoing[to.index()].receipt = None;
                 let mut bytes = self.buffer();
                 bytes.extend_from_slice(&wire::encode(header, total, false));
                 let with = if total <= SMALL { total } else { 0 };
@@ -477,8 +492,71 @@ impl Transport for MpiTransport {
         self.base.abort(reason);
     }
 
+    fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
+        Some(self)
+    }
+
     fn flight_record(&self) -> Option<FlightRecorder> {
         self.base.flight_record()
+    }
+}
+
+/// MPI reads the parts where they are, and tells by itself when it has.
+impl ZeroCopy for MpiTransport {
+    /// Nothing is sent as an ack.
+    fn least(&self) -> u64 {
+        ZERO_COPY
+    }
+
+    fn try_send(
+        &mut self,
+        to: Rank,
+        header: &Header,
+        data: &[&[u8]],
+        gone: Option<usize>,
+    ) -> Result<Option<usize>, CommError> {
+        let total: usize = data.iter().map(|piece| piece.len()).sum();
+        if to == self.rank() || total <= SMALL || gone.is_some() {
+            return Transport::try_send(self, to, header, data, gone);
+        }
+        self.check()?;
+        let (rank, world) = (to, self.world());
+        if self.outgoing.get(to.index()).ok_or(CommError::NoSuchRank { rank, world })?.begun {
+            self.collect()?;
+            return Ok(None);
+        }
+        self.base.note(Direction::Sent, to, header, total);
+        let mut head = self.buffer();
+        head.extend_from_slice(&wire::encode(header, total, false));
+        self.put(to, head)?;
+        for part in data.iter().flat_map(|piece| piece.chunks(LARGE_PART)) {
+            let request = self.mpi.send(part, to.0, SEGMENT)?;
+            let outgoing = &mut self.outgoing[to.index()];
+            outgoing.pending.push_back((request, None));
+            outgoing.zero_copy += 1;
+        }
+        let outgoing = &mut self.outgoing[to.index()];
+        outgoing.receipt = Some(outgoing.zero_copy);
+        Ok(Some(total))
+    }
+
+    fn receipt(&mut self, to: Rank, _: Tag) -> Option<u64> {
+        self.outgoing.get(to.index())?.receipt
+    }
+
+    /// The end of a request is its ack.
+    fn send_acks(&mut self) -> Result<(), CommError> {
+        self.check()
+    }
+
+    fn is_acked(&mut self, by: Rank, _: Tag, receipt: u64) -> Result<bool, CommError> {
+        self.check()?;
+        if self.collect()? {
+            self.idle = None;
+        }
+        let (rank, world) = (by, self.world());
+        let outgoing = self.outgoing.get(by.index());
+        Ok(outgoing.ok_or(CommError::NoSuchRank { rank, world })?.zero_copy_gone >= receipt)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `paceline agent`: starts and watches the ranks of one host.
 
+use super::with_json;
 use crate::failure::Failure;
 use crate::flags::{Problems, whole};
 use crate::launch::{self, StaticAgent, environment};
@@ -41,6 +42,9 @@ pub(crate) struct Flags {
     /// hosts do the same [default: 0]
     #[arg(long, value_name = "N")]
     max_restarts: Option<String>,
+    /// Print only JSON on standard output, as the training run does
+    #[arg(long)]
+    json: bool,
     /// The training run: train --model NAME …
     #[arg(last = true, value_name = "train …")]
     arguments: Vec<String>,
@@ -124,7 +128,7 @@ impl Flags {
             problems.add("--", "a training run follows: -- train --model NAME …");
         }
         let restarts = flag("--max-restarts", &self.max_restarts, 0, problems).unwrap_or(0);
-        let arguments = self.arguments.clone();
+        let arguments = with_json(&self.arguments, self.json);
         Some(StaticAgent { index, nodes, each: each?, address, port, restarts, arguments })
     }
 }
@@ -142,6 +146,7 @@ mod tests {
             address: None,
             port: None,
             max_restarts: None,
+            json: false,
             arguments: vec!["train".into()],
         };
         let map = variables.iter().map(|(name, value)| (name.to_string(), value.to_string()));

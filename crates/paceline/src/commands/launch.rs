@@ -1,6 +1,6 @@
 //! `paceline launch`: starts ranks on several hosts and watches over them.
 
-use super::{parse_train, train};
+use super::{parse_train, train, with_json};
 use crate::failure::Failure;
 use crate::flags::{Launch, Problems};
 use crate::launch::{Fleet, FleetOptions, environment, parse_hosts};
@@ -35,6 +35,9 @@ pub(crate) struct Flags {
     /// Path of this program on the hosts [default: its path here]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
+    /// Print only JSON on standard output, as the training run does
+    #[arg(long)]
+    json: bool,
     /// The training run: train --model NAME …
     #[arg(last = true, value_name = "train …")]
     arguments: Vec<String>,
@@ -49,10 +52,11 @@ Examples:
 
 /// Starts the ranks.
 pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
-    let (train, origins) = parse_train(&flags.arguments)?;
+    let arguments = with_json(&flags.arguments, flags.json);
+    let (train, origins) = parse_train(&arguments)?;
     if flags.on == "mpi" {
         let ranks = train::ranks_of(&train, origins)?;
-        return flags.by_mpi(ranks);
+        return flags.by_mpi(ranks, &arguments);
     }
     let (shell, hosts) = flags.engine()?;
     let hosts = parse_hosts(&hosts).map_err(|problem| Failure::flag("--hosts", problem))?;
@@ -65,7 +69,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
         let options = FleetOptions {
             shell: shell.clone(),
             program: program.clone(),
-            arguments: flags.arguments.clone(),
+            arguments: arguments.clone(),
             bind: launch.bind,
             interface: interface.clone(),
             timeout: launch.heartbeat_timeout,
@@ -112,7 +116,7 @@ impl Flags {
     }
 
     /// Lets mpirun start the ranks, in place of this process.
-    fn by_mpi(&self, ranks: u32) -> Result<(), Failure> {
+    fn by_mpi(&self, ranks: u32, arguments: &[String]) -> Result<(), Failure> {
         let mut problems = Problems::default();
         if self.ssh.is_some() {
             problems.add("--ssh", "goes with --on ssh; mpirun has a shell of its own");
@@ -138,7 +142,7 @@ impl Flags {
             Some(program) => program.clone(),
             None => std::env::current_exe()?,
         };
-        let error = command.arg(program).args(&self.arguments).exec();
+        let error = command.arg(program).args(arguments).exec();
         Err(Failure::Run(anyhow!("mpirun cannot be started: {error}")))
     }
 }

@@ -129,6 +129,15 @@ pub(crate) fn run(arguments: Vec<OsString>, json: &mut bool) -> Result<(), Failu
     }
 }
 
+/// Arguments of a training run, with `--json` if its launcher was asked for it.
+fn with_json(words: &[String], json: bool) -> Vec<String> {
+    let mut words = words.to_vec();
+    if json && !words.iter().any(|word| word == "--json") {
+        words.push("--json".to_owned());
+    }
+    words
+}
+
 /// Parses the arguments of a training run that another command starts.
 fn parse_train(words: &[String]) -> Result<(Box<train::Flags>, Origins), Failure> {
     let wrong = |text: &str| Failure::flag("--", text);

@@ -5,8 +5,10 @@ mod slurm;
 
 use super::{parse_train, train};
 use crate::failure::Failure;
-use crate::flags::{Problems, whole};
+use crate::flags::{Problems, ResumedRun, whole};
+use crate::output::Output;
 use clap::Args;
+use serde::Serialize;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
@@ -59,6 +61,9 @@ pub(crate) struct Flags {
     /// Secret with the key `secret` by which ranks know each other (Kubernetes) [default: NAME-secret]
     #[arg(long, value_name = "NAME")]
     secret: Option<String>,
+    /// Print only JSON on standard output: the job as `document`, the engine's answer as `answer`
+    #[arg(long)]
+    json: bool,
     /// The training run: train --model NAME …
     #[arg(last = true, value_name = "train …")]
     arguments: Vec<String>,
@@ -92,6 +97,7 @@ pub(super) struct Job {
 pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
     let (train, origins) = parse_train(&flags.arguments)?;
     let out = train.job.training.out.clone();
+    let continues = train.job.checkpoints.resume.is_some() || train.job.training.overwrite;
     let watched = train.job.launch.elastic || train.job.launch.max_restarts.is_some();
     let ranks = train::ranks_of(&train, origins)?;
     let mut problems = Problems::default();
@@ -105,6 +111,18 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
     if !ranks.is_multiple_of(nodes) {
         problems
             .add("--nodes", format!("{ranks} ranks cannot be shared equally among {nodes} hosts"));
+    }
+    if let Some(out) = out.as_deref().filter(|_| !continues)
+        && flags.to == "slurm"
+        && ResumedRun::find(out).settings.is_some()
+    {
+        let out = out.display();
+        problems.add(
+            "--out",
+            format!(
+                "{out} has a run already: --resume {out} goes on with it, --overwrite replaces it"
+            ),
+        );
     }
     let name = flags.name.clone().unwrap_or_else(|| "paceline".to_owned());
     let sound = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -122,6 +140,14 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
         problems.add("--out", "is needed: a job that is started again continues the run there");
         String::new()
     });
+    for (flag, value) in [
+        ("--partition", &flags.partition),
+        ("--image", &flags.image),
+        ("--volume", &flags.volume),
+        ("--secret", &flags.secret),
+    ] {
+        one_word(flag, value.as_ref(), &mut problems);
+    }
     let memory = flags.memory.clone();
     let arguments = flags.arguments.clone();
     let each = ranks / nodes.max(1);
@@ -139,21 +165,69 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
     if !problems.is_empty() {
         return Err(problems.into());
     }
+    let output = Output::new(flags.json);
     if flags.dry_run {
-        std::io::stdout().write_all(written.as_bytes())?;
-        return Ok(());
+        output.print(&written)?;
+        let answer = None;
+        return Ok(output.print_json(&Submission {
+            engine: &flags.to,
+            document: &written,
+            answer,
+        })?);
     }
     let (program, words) = submit.split_first().unwrap_or((&"", &[]));
     let failed = |error| Failure::flag("--to", format!("{program} cannot be started: {error}"));
-    let mut child =
-        Command::new(program).args(words).stdin(Stdio::piped()).spawn().map_err(failed)?;
+    let mut command = Command::new(program);
+    command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
     if let Some(mut to) = child.stdin.take() {
-        to.write_all(written.as_bytes())?;
+        // A program that has ended without reading tells why by its status.
+        let _ = to.write_all(written.as_bytes());
     }
-    match child.wait()? {
-        status if status.success() => Ok(()),
-        status => Err(Failure::Run(anyhow::anyhow!("{program} refused the job: {status}"))),
+    let ended = child.wait_with_output()?;
+    if !ended.status.success() {
+        let status = ended.status;
+        return Err(Failure::Run(anyhow::anyhow!("{program} refused the job: {status}")));
     }
+    let answer = String::from_utf8_lossy(&ended.stdout);
+    output.print(&answer)?;
+    let answer = Some(answer.trim());
+    Ok(output.print_json(&Submission { engine: &flags.to, document: &written, answer })?)
+}
+
+/// A job as JSON.
+#[derive(Serialize)]
+struct Submission<'a> {
+    engine: &'a str,
+    /// The batch script or the manifest.
+    document: &'a str,
+    /// What the engine said of it; absent with `--dry-run`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<&'a str>,
+}
+
+/// Adds a problem if a value could not stand in one line of a script or manifest.
+fn one_word(flag: &str, value: Option<&String>, problems: &mut Problems) {
+    let broken = |text: &&String| {
+        text.is_empty() || text.contains(|c: char| c.is_whitespace() || c.is_control())
+    };
+    if let Some(text) = value.filter(broken) {
+        problems.add(flag, format!("{text:?} is empty or has blanks"));
+    }
+}
+
+/// Returns true for a time as Slurm writes it: `minutes`, `hours:minutes:seconds`, `days-hours` and so on.
+fn is_time(text: &str) -> bool {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let (days, rest) = text.split_once('-').map_or((None, text), |(days, rest)| (Some(days), rest));
+    let parts = rest.split(':').count();
+    days.is_none_or(number) && (1..=3).contains(&parts) && rest.split(':').all(number)
+}
+
+/// Returns true for a size as an engine writes it: a number, and one of the units.
+fn is_size(text: &str, units: &[&str]) -> bool {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    digits > 0 && (digits == text.len() || units.contains(&&text[digits..]))
 }
 
 /// A word for a shell.
@@ -162,5 +236,29 @@ fn quoted(word: &str) -> String {
     match !word.is_empty() && word.chars().all(plain) {
         true => word.to_owned(),
         false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_sizes_of_engines_are_known() {
+        for time in ["30", "30:00", "12:00:00", "1-12", "1-12:30", "1-12:30:00"] {
+            assert!(is_time(time), "{time}");
+        }
+        for time in ["", "soon", "1h", "1:2:3:4", "-1", "1-", "12:", "1-2-3"] {
+            assert!(!is_time(time), "{time}");
+        }
+        assert!(is_size("64G", &["K", "M", "G", "T"]) && is_size("512", &[]));
+        assert!(!is_size("64Gi", &["G"]) && !is_size("G", &["G"]) && !is_size("", &["G"]));
+    }
+
+    #[test]
+    fn words_of_a_shell_are_quoted() {
+        assert_eq!(quoted("plain-1.x"), "plain-1.x");
+        assert_eq!(quoted("it's $HOME"), "'it'\\''s $HOME'");
+        assert_eq!(quoted(""), "''");
     }
 }

@@ -19,9 +19,13 @@ pub(crate) struct CommonFlags {
     pub config: Option<String>,
 }
 
-/// Returns true if the arguments ask for JSON, also where they cannot be parsed.
+/// Returns true if the arguments ask for JSON, also where they cannot be parsed. Those of a training run
+/// that a launcher starts stand behind `--`.
 pub(crate) fn wants_json(arguments: &[OsString]) -> bool {
-    arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json")
+    let starts_a_run =
+        arguments.get(1).is_some_and(|command| command == "launch" || command == "agent");
+    let own = arguments.iter().take_while(|argument| *argument != "--" || starts_a_run);
+    own.into_iter().any(|argument| argument == "--json")
 }
 
 impl CommonFlags {

@@ -343,10 +343,14 @@ impl Fleet {
         })
     }
 
+    /// Returns true if ranks run on other hosts than the leader's.
+    pub(crate) fn is_remote(&self) -> bool {
+        !self.agents.iter().all(|agent| agent.local)
+    }
+
     /// Address that the rendezvous server listens on.
     pub(super) fn listens_on(&self) -> IpAddr {
-        let all_local = self.agents.iter().all(|agent| agent.local);
-        let any = if all_local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+        let any = if self.is_remote() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
         self.options.bind.unwrap_or(any.into())
     }
 
@@ -361,11 +365,10 @@ impl Fleet {
             self.shortage(world).unwrap_or_else(|| "there are too few hosts".to_owned())
         })?;
         let directory = std::env::current_dir().map_err(|error| error.to_string())?;
-        let all_local = self.agents.iter().all(|agent| agent.local);
-        let far = match (self.options.bind, all_local) {
+        let far = match (self.options.bind, self.is_remote()) {
             (Some(bind), _) if !bind.is_unspecified() => Some(bind),
-            (_, true) => None,
-            (_, false) => Some(host_address().unwrap_or(Ipv4Addr::LOCALHOST.into())),
+            (_, false) => None,
+            (_, true) => Some(host_address().unwrap_or(Ipv4Addr::LOCALHOST.into())),
         };
         for (rank, at) in (0..).zip(placed.iter().copied()) {
             let first = placed.iter().position(|other| *other == at).unwrap_or(0) as u32;

@@ -351,7 +351,7 @@ impl RunDir {
             Existing::Refuse if is_taken => {
                 let path = run.path.display();
                 return Err(format!(
-                    "{path} holds a run; --resume {path} continues it, --overwrite replaces it, or                      use another directory"
+                    "{path} holds a run; --resume {path} continues it, --overwrite replaces it, or use another directory"
                 ));
             }
             Existing::Replace => run.clear(&checkpoints).map_err(unwritable)?,

@@ -1,8 +1,9 @@
 //! Ranks started by agents, and jobs for engines of clusters.
 
+use super::processes::{foreign, unused_address};
 use super::support::Folder;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 const TRAIN: &str =
@@ -90,6 +91,34 @@ fn hosts_that_cannot_take_part_are_named() {
     here.run("launch --on pigeon --hosts a -- train --model mini").refused(&["--on", "pigeon"]);
     here.run("launch --on ssh -- train --model mini").refused(&["--hosts"]);
     here.run("launch --on ssh --hosts a -- plan --model mini").refused(&["-- train"]);
+}
+
+/// Connections that do not know the secret, to rank 0's rendezvous while it waits for the others.
+#[test]
+fn strangers_change_nothing_and_are_logged_once() {
+    let here = Folder::new();
+    let line = "train --model mini --seq 16 --global-batch 4 --dp 2 --iterations 2 --json";
+    let expected = last_bits(&here.run(&format!("{line} --out local")).done().out);
+    let at = unused_address();
+    let first = foreign(&here, &format!("{line} --out run"), 0, at);
+    let mut sent = 0;
+    while sent < 20 {
+        match std::net::TcpStream::connect(at) {
+            Ok(mut stranger) => {
+                stranger.write_all(&[b'x'; 200]).unwrap();
+                sent += 1;
+            }
+            // Rank 0 does not listen yet.
+            Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)),
+        }
+    }
+    let second = foreign(&here, &format!("{line} --out run"), 1, at);
+    let [first, second] = [first, second].map(|rank| rank.wait_with_output().unwrap());
+    let said = String::from_utf8_lossy(&first.stderr);
+    assert!(first.status.success() && second.status.success(), "{said}");
+    assert_eq!(last_bits(&String::from_utf8(first.stdout).unwrap()), expected);
+    assert_eq!(said.matches("refused a connection").count(), 1, "{said}");
+    assert!(said.contains(&format!("from={}", at.ip())) || said.contains("from=127."), "{said}");
 }
 
 /// A rank and then an agent are lost: each is named, and training goes on with the same bits.
@@ -205,6 +234,24 @@ fn jobs_are_written_for_slurm_and_kubernetes() {
     let trainer: Value =
         serde_json::from_str(&submit(&format!("{pods} --kind trainjob")).done().out).unwrap();
     assert_eq!(trainer["spec"]["trainer"]["numProcPerNode"], 2);
+    let answer = submit("--to slurm --dry-run --json").done().objects().remove(0);
+    assert_eq!(answer["engine"], "slurm");
+    assert!(answer["document"].as_str().unwrap().starts_with("#!/bin/bash\n#SBATCH"), "{answer}");
+    let watched = here.run(&format!("submit --to slurm --dry-run -- {train} --elastic")).done().out;
+    for part in ["launch --on slurm -- train", "--no-kill"] {
+        assert!(watched.contains(part), "lacks {part}: {watched}");
+    }
+    submit("--to slurm --dry-run --time soon --memory 4Gi --partition=").refused(&[
+        "--time: 'soon'",
+        "--memory: '4Gi'",
+        "--partition",
+    ]);
+    submit("--to kubernetes --dry-run --signal-before 9").refused(&["--signal-before: goes with"]);
+    here.file("old/run.toml", "");
+    here.run("submit --to slurm --dry-run -- train --model mini --dp 4 --global-batch 8 --out old")
+        .refused(&["--out: old has a run already", "--resume old"]);
+    here.run("submit --to slurm --dry-run -- train --model mini --dp 4 --global-batch 8 --out old --overwrite")
+        .done();
     submit("--to slurm --nodes 3 --dry-run").refused(&["--nodes", "4 ranks"]);
     submit("--to kubernetes --dry-run").refused(&["--image", "--volume"]);
     submit("--to cloud").refused(&["--to", "cloud"]);

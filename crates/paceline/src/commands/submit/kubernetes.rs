@@ -1,16 +1,24 @@
 //! Manifests for Kubernetes: a JobSet, or a TrainJob of Kubeflow Trainer.
 
-use super::{Flags, Job};
+use super::{Flags, Job, is_size};
 use crate::flags::Problems;
 use serde_json::{Value, json};
 use std::path::Path;
 
 /// The manifest, as JSON, which is YAML too.
 pub(super) fn manifest(job: &Job, flags: &Flags, problems: &mut Problems) -> String {
-    for (flag, given) in [("--time", &flags.time), ("--partition", &flags.partition)] {
+    for (flag, given) in [
+        ("--time", &flags.time),
+        ("--partition", &flags.partition),
+        ("--signal-before", &flags.signal_before),
+    ] {
         if given.is_some() {
             problems.add(flag, "goes with --to slurm");
         }
+    }
+    const UNITS: [&str; 10] = ["k", "M", "G", "T", "P", "Ki", "Mi", "Gi", "Ti", "Pi"];
+    if let Some(memory) = job.memory.as_ref().filter(|text| !is_size(text, &UNITS)) {
+        problems.add("--memory", format!("'{memory}' is none of Kubernetes' sizes, such as 64Gi"));
     }
     let mut needed = |flag, given: &Option<String>, what: &str| {
         given.clone().unwrap_or_else(|| {

@@ -1,6 +1,6 @@
 //! Batch script for Slurm.
 
-use super::{Flags, Job, quoted};
+use super::{Flags, Job, is_size, is_time, quoted};
 use crate::failure::Failure;
 use crate::flags::Problems;
 use std::fmt::Write;
@@ -22,6 +22,15 @@ pub(super) fn script(
         if given.is_some() {
             problems.add(flag, "goes with --to kubernetes");
         }
+    }
+    if let Some(time) = flags.time.as_ref().filter(|time| !is_time(time)) {
+        problems.add(
+            "--time",
+            format!("'{time}' is none of Slurm's times, such as 30:00 or 1-12:00:00"),
+        );
+    }
+    if let Some(memory) = job.memory.as_ref().filter(|text| !is_size(text, &["K", "M", "G", "T"])) {
+        problems.add("--memory", format!("'{memory}' is none of Slurm's sizes, such as 64G"));
     }
     let Job { name, nodes, each, cores, gpus, memory, arguments, out, watched } = job;
     let mut options = vec![

@@ -420,7 +420,15 @@ impl Job {
                     output.note(&format!("warning: {left_out}"));
                 }
                 match &self.fleet {
-                    Some(fleet) => self.check_hosts(fleet, directory.path())?,
+                    Some(fleet) => {
+                        self.check_hosts(fleet, directory.path())?;
+                        if fleet.borrow().is_remote() && !self.launch.encrypt {
+                            output.note(
+                                "warning: ranks of several hosts send their payloads in plain: add \
+                                 --encrypt, or keep the network private (docs/security.md)",
+                            );
+                        }
+                    }
                     None => self.profile_machine(&directory),
                 }
                 Self::clear_scratch(&directory);
