@@ -15,7 +15,7 @@ use paceline_plan::dtype::DType;
 pub(crate) const fn reducible(dtype: DType) -> bool {
     match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => true,
-        DType::Fp8 | DType::U32 | DType::U8 => false,
+        DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 | DType::U32 | DType::U8 => false,
     }
 }
 
@@ -204,7 +204,7 @@ fn each_type(dtype: DType, reduction: Reduction, work: Loop<'_>) {
         (DType::Bf16, Reduction::Max) => work.run(bf16_from, bf16_into, maximum),
         (DType::F16, Reduction::Sum) => work.run(f16_from, f16_into, sum),
         (DType::F16, Reduction::Max) => work.run(f16_from, f16_into, maximum),
-        (DType::Fp8 | DType::U32 | DType::U8, _) => {}
+        (DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 | DType::U32 | DType::U8, _) => {}
     }
 }
 

@@ -18,7 +18,7 @@ impl Float {
             DType::F32 => Some(Self::F32),
             DType::Bf16 => Some(Self::Bf16),
             DType::F16 => Some(Self::F16),
-            DType::Fp8 | DType::U32 | DType::U8 => None,
+            DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 | DType::U32 | DType::U8 => None,
         }
     }
 }

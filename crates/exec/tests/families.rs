@@ -8,6 +8,7 @@ use paceline_exec::inference::{Network, Sampling, generate};
 use paceline_exec::safetensors::Contents;
 use paceline_exec::{Start, TrainOptions, train};
 use paceline_plan::lower::lower;
+use paceline_plan::model::Model;
 use paceline_plan::model::hugging_face::{self, View};
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 use serde_json::Value;
@@ -130,6 +131,64 @@ fn layout(more: Strategy) -> Strategy {
         optimizer: OptimizerKind::Sgd,
         ..more
     }
+}
+
+/// Ways to cut a model, each into two.
+fn cuts() -> [(&'static str, Strategy); 6] {
+    let one = Strategy::default;
+    [
+        ("dp", Strategy { dp: 2, leaves: 2, ..one() }),
+        ("pp", Strategy { pp: 2, ..one() }),
+        ("tp", Strategy { tp: 2, ..one() }),
+        ("tp with sp", Strategy { tp: 2, sp: true, ..one() }),
+        ("cp", Strategy { cp: 2, ..one() }),
+        ("ep", Strategy { dp: 2, ep: 2, leaves: 2, expert_buffer_factor: 2.0, ..one() }),
+    ]
+}
+
+/// Cuts that a family does not allow.
+fn is_refused(name: &str, model: &Model, cut: &str) -> bool {
+    match cut {
+        "tp" => model.kv_heads == 1 || !model.experts.is_none(),
+        "tp with sp" => model.kv_heads == 1,
+        // The ring knows no distances.
+        "cp" => model.depends_on_distance(SEQ),
+        "ep" => model.experts.is_none(),
+        other => panic!("{name}: {other} was refused"),
+    }
+}
+
+#[test]
+fn every_family_is_trained_in_every_layout() {
+    let mut wrong = Vec::new();
+    for path in Fixture::all() {
+        let fixture = Fixture::open(&path);
+        let pretrained = fixture.pretrained();
+        let model = pretrained.model().without_mtp();
+        for (cut, strategy) in cuts() {
+            let plan = match lower(&model, &layout(strategy)) {
+                Ok(plan) => plan,
+                Err(problems) => {
+                    if !is_refused(&fixture.name, &model, cut) {
+                        wrong.push(format!("{} with {cut}: {problems}", fixture.name));
+                    }
+                    continue;
+                }
+            };
+            let start = Start::Pretrained(Arc::clone(&pretrained));
+            let run = train(&plan, &options(start), &mut |_| {})
+                .unwrap_or_else(|error| panic!("{} with {cut}: {error}", fixture.name));
+            let first = &run.iterations[0];
+            for (what, ours) in [("loss", first.loss), ("gradient_norm", first.grad_norm)] {
+                let (ours, theirs) = (f64::from(ours), fixture.number(what));
+                let error = (ours / theirs - 1.0).abs();
+                if error.is_nan() || error > 1e-4 {
+                    wrong.push(format!("{} with {cut}: {what} {ours}, {theirs}", fixture.name));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

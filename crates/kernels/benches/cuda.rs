@@ -986,7 +986,7 @@ fn check_heads(bench: &mut Bench) {
     let pool = paceline_kernels::pool::Pool::single();
     let (batch, seq, heads, kv_heads, dim) = (2usize, 9usize, 4usize, 2usize, 48usize);
     let rows = batch * seq;
-    let shape = head_norm::Shape { heads, kv_heads, head_dim: dim, least: 0.0, whole: false };
+    let shape = head_norm::Shape { heads, kv_heads, head_dim: dim, least: 0.0 };
     let n = rows * shape.width();
     let (x, dy) = (tensor("x", F32, n, 1.0), tensor("dy", F32, n, 1.0));
     let gains = [tensor("gain q", F32, dim, 1.0), tensor("gain k", F32, dim, 1.0)];

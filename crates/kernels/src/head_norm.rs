@@ -19,8 +19,6 @@ pub struct Shape {
     pub head_dim: usize,
     /// Least gain, to which the parameters are added: 0, or 1 in Gemma.
     pub least: f32,
-    /// True if all query heads have one root mean square, and all key heads another.
-    pub whole: bool,
 }
 
 impl Shape {
@@ -36,10 +34,7 @@ impl Shape {
 
     /// Query heads and key heads of a row, as matrices.
     fn parts(self) -> [Rows; 2] {
-        [self.heads, self.kv_heads].map(|heads| match self.whole {
-            true => Rows { rows: 1, width: heads * self.head_dim },
-            false => Rows { rows: heads, width: self.head_dim },
-        })
+        [self.heads, self.kv_heads].map(|rows| Rows { rows, width: self.head_dim })
     }
 }
 
@@ -139,7 +134,7 @@ mod tests {
     use super::*;
     use crate::reference::{assert_close, numeric_gradient, random, widen};
 
-    const SHAPE: Shape = Shape { heads: 2, kv_heads: 1, head_dim: 4, least: 0.0, whole: false };
+    const SHAPE: Shape = Shape { heads: 2, kv_heads: 1, head_dim: 4, least: 0.0 };
 
     fn reference(x: &[f64], gains: [&[f64]; 2]) -> Vec<f64> {
         let mut y = x.to_vec();

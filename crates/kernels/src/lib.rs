@@ -70,6 +70,7 @@ mod ordered_sum;
 pub mod scaling;
 mod shape;
 mod sparse_memory;
+pub mod whole_norm;
 mod window;
 
 #[cfg(test)]

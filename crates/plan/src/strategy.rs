@@ -200,7 +200,7 @@ impl Strategy {
     /// Dtype of stored activations; fp8 is used for GEMMs only.
     pub fn activation_dtype(&self) -> DType {
         match self.dtype {
-            DType::Fp8 => DType::Bf16,
+            DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 => DType::Bf16,
             other @ (DType::F32 | DType::Bf16 | DType::F16 | DType::U32 | DType::U8) => other,
         }
     }

@@ -11,7 +11,6 @@ use crate::gathers::{GatherCounts, GatherKey};
 use crate::replay;
 use crate::space::{EQUAL_TIMES, METHODS};
 use crate::update::{Update, slowdown};
-use paceline_plan::DType;
 use paceline_plan::collective::Algorithm;
 use paceline_plan::compress::Compression;
 use paceline_plan::ids::Rank;
@@ -134,7 +133,7 @@ impl<'a> Estimator<'a> {
             | Recompute::FullForward) => other,
         };
         // fp8 weights are cast once an iteration, whose cost is spread over its microbatches.
-        let spread = if s.dtype == DType::Fp8 { s.microbatches() } else { 0 };
+        let spread = if s.dtype.is_of_products() { s.microbatches() } else { 0 };
         let stage = s.mesh().stride(Axis::Pp);
         // Experts' groups and unaligned stages lie on the cluster as the stage's size says.
         let placed = if self.places_matter(s) { stage } else { 0 };

@@ -48,18 +48,21 @@ impl Estimator<'_> {
             }
         }
         let accelerator = device.is_accelerator();
-        let cast = s.dtype == DType::Fp8;
-        if accelerator && cast && profile.casts.weights_once && profile.fp8_weights {
+        let cast = s.dtype.is_of_products();
+        if accelerator && s.dtype == DType::Fp8 && profile.casts.weights_once && profile.fp8_weights
+        {
             // Weights in fp8 only.
             state -= 0.5 * (dense + experts) * s.activation_dtype().size() as f64;
         }
-        let halved =
-            if accelerator && cast && profile.casts.input_recast == 0.0 { 0.5 } else { 1.0 };
+        let narrowed = match accelerator && cast && profile.casts.input_recast == 0.0 {
+            true => s.dtype.scaled_bits() / s.activation_dtype().bits() as f64,
+            false => 1.0,
+        };
         let mut frames = 0.0;
         let alive = self.alive(s, rank);
         for (&stage, &[early, late]) in mine.iter().zip(alive.iter()) {
             let stage = &staged.stages[stage];
-            let bytes = |sizes: &[f64; 2]| sizes[0] * halved + sizes[1];
+            let bytes = |sizes: &[f64; 2]| sizes[0] * narrowed + sizes[1];
             if !s.offload.activations() {
                 frames += f64::from(early) * bytes(&stage.kept);
                 frames += f64::from(late) * bytes(&stage.kept_late);

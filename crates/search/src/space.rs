@@ -82,9 +82,7 @@ impl<'a> Space<'a> {
             return tp == 1;
         }
         let heads = model.kind == ModelKind::Mlp || model.kv_heads.is_multiple_of(tp);
-        heads
-            && (tp == 1 || !model.has_whole_norm())
-            && model.shared_widths().iter().all(|width| width.is_multiple_of(tp))
+        heads && model.shared_widths().iter().all(|width| width.is_multiple_of(tp))
     }
 
     fn context_fits(&self, cp: u32) -> bool {

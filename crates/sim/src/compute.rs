@@ -24,7 +24,7 @@ pub use measured::{KernelUse, accumulate_kernel, kernel, step_kernel};
 pub use roofline::{OperatorPoint, operators};
 
 use crate::cluster::Device;
-use crate::profile::{Kernels, Profile};
+use crate::profile::{Kernels, Profile, cast_traffic};
 use paceline_plan::DType;
 use paceline_plan::graph::{Cost, CostClass, LinearRole, OpPass, Product as Gemm, Window};
 use paceline_plan::program::{LocalOp, Template};
@@ -83,7 +83,13 @@ impl<'a> Roofline<'a> {
             });
             at += chain;
         }
-        Seconds(work.device.max(f64::from(work.kernels) * self.profile.cpu_launch_time.0))
+        let experts =
+            |op: &LocalOp| matches!(op.kind.cost_class(), CostClass::Product(Gemm::Grouped { .. }));
+        let launch = match template.ops.iter().any(experts) {
+            true => self.profile.cpu_launch_time.0.max(self.profile.expert_launch_time.0),
+            false => self.profile.cpu_launch_time.0,
+        };
+        Seconds(work.device.max(f64::from(work.kernels) * launch))
     }
 
     /// Device time of a template's kernels by the pass of their operators: forward, input gradient,
@@ -179,9 +185,11 @@ impl<'a> Roofline<'a> {
             |index: Option<&u16>| index.map_or([1, 1], |&i| template.operands[usize::from(i)].dims);
         let tokens = dims(op.inputs.first())[0];
         let [outputs, inputs] = dims(op.params.first());
-        // Logits stay in the activation dtype: they determine the loss, and fp8 is too coarse.
+        // Logits stay in the activation dtype: they determine the loss, and eight bits are too coarse.
         let dtype = match (self.dtype, role) {
-            (DType::Fp8, LinearRole::Head | LinearRole::Router) => DType::Bf16,
+            (narrow, LinearRole::Head | LinearRole::Router) if narrow.is_of_products() => {
+                DType::Bf16
+            }
             (dtype, _) => dtype,
         };
         let product = match op.pass {
@@ -200,7 +208,7 @@ impl<'a> Roofline<'a> {
         let mut work = self.product(product, 1.0, faster * aligned, dtype, cost.bytes.as_f64());
         let (input, output) = (tokens as f64 * inputs as f64, tokens as f64 * outputs as f64);
         let weight = outputs as f64 * inputs as f64;
-        if dtype == DType::Fp8 {
+        if dtype.is_of_products() {
             work.add(self.streaming(self.casts(op.pass, input, output, weight) / CAST));
         }
         if op.pass == OpPass::BackwardWeight && !self.profile.fused_accumulation {
@@ -231,8 +239,7 @@ impl<'a> Roofline<'a> {
         self.product(product, 1.0, 1.0, self.activation(), cost.bytes.as_f64())
     }
 
-    /// One GEMM per expert, in one kernel, each on an equal share of the tokens of the rank with
-    /// the most tokens.
+    /// One GEMM per expert, each on an equal share of the tokens of the rank with the most tokens.
     fn expert_linear(
         &self,
         template: &Template,
@@ -257,12 +264,25 @@ impl<'a> Roofline<'a> {
             1.0
         };
         let bytes = cost.bytes.as_f64();
-        let mut work = self.product(product, experts as f64, aligned, self.dtype, bytes);
+        let separate = self.profile.separate_experts;
+        let at_once = if separate { experts.min(STREAMS) } else { experts } as f64;
+        let rate = self.device.rate(self.dtype).0
+            * product.efficiency(self.device, self.dtype, at_once)
+            * aligned;
+        let arithmetic = product.flops() * experts as f64 / rate;
+        let mut work = self.kernel(arithmetic.max(self.bytes(bytes)));
+        if separate {
+            work.kernels = u32::try_from(experts).unwrap_or(u32::MAX);
+        }
         let elements = |width: u64| rows as f64 * width as f64;
         let weights = weight[0] as f64 * weight[1] as f64;
-        if self.dtype == DType::Fp8 {
+        if self.dtype.is_of_products() {
             let moved = self.casts(op.pass, elements(inputs), elements(outputs), weights);
-            work.add(self.streaming(moved / CAST));
+            let mut casts = self.streaming(moved / CAST);
+            if separate && casts.kernels > 0 {
+                casts.kernels = u32::try_from(experts).unwrap_or(u32::MAX).saturating_mul(CASTS);
+            }
+            work.add(casts);
         }
         if op.pass == OpPass::BackwardWeight && !self.profile.fused_accumulation {
             let gradient = op.params.first().map(|&i| template.operands[usize::from(i)].dtype);
@@ -287,24 +307,26 @@ impl<'a> Roofline<'a> {
         self.streaming(2.0 * rows as f64 * width as f64 * size)
     }
 
-    /// Bytes moved to cast a GEMM's operands to fp8.
+    /// Bytes moved to cast a GEMM's operands to the type of its units.
     fn casts(&self, part: OpPass, input: f64, output: f64, weight: f64) -> f64 {
         let casts = &self.profile.casts;
         let share =
             if casts.weights_once { 1.0 / f64::from(self.microbatches.max(1)) } else { 1.0 };
+        let [tokens, weights] = cast_traffic(self.dtype);
         match part {
-            OpPass::Forward => casts.input * input + casts.weight * weight * share,
-            OpPass::BackwardInput => casts.gradient * output + casts.weight_recast * weight,
-            OpPass::BackwardWeight => casts.input_recast * input,
+            OpPass::Forward => {
+                casts.input * tokens * input + casts.weight * weights * weight * share
+            }
+            OpPass::BackwardInput => {
+                casts.gradient * tokens * output + casts.weight_recast * weights * weight
+            }
+            OpPass::BackwardWeight => casts.input_recast * tokens * input,
         }
     }
 
-    /// Dtype of stored activations; fp8 is used for GEMMs only.
+    /// Dtype of stored activations; narrower ones are used for GEMMs only.
     fn activation(&self) -> DType {
-        match self.dtype {
-            DType::Fp8 => DType::Bf16,
-            dtype @ (DType::F32 | DType::Bf16 | DType::F16 | DType::U32 | DType::U8) => dtype,
-        }
+        if self.dtype.is_of_products() { DType::Bf16 } else { self.dtype }
     }
 
     /// `batch` equal GEMMs in one kernel that moves `bytes` bytes; `faster` scales the rate that
@@ -355,6 +377,12 @@ pub(crate) fn largest_of(count: u64) -> f64 {
     let deviations = root - (log.ln() + (4.0 * std::f64::consts::PI).ln()) / (2.0 * root);
     deviations.max(0.0)
 }
+
+/// Streams on which Transformer Engine runs the GEMMs of experts.
+const STREAMS: u64 = 4;
+
+/// Kernels that cast an operand of one expert: its maximum, or the order of its scales, and the cast.
+const CASTS: u32 = 2;
 
 /// Fraction of the memory bandwidth reached by finding the maximum and casting: 3.4 and 3.8 TB/s,
 /// measured by us on an H200 where a copy reaches 4.3.

@@ -122,16 +122,19 @@ struct Uses {
     product: Vec<bool>,
     /// True if any other op reads the buffer.
     other: Vec<bool>,
-    /// True if GEMMs save their inputs in fp8.
-    cast: bool,
+    /// Size of a saved input of a GEMM relative to the activation dtype's, if GEMMs save what they
+    /// have cast.
+    cast: Option<f64>,
 }
 
 impl Uses {
     fn new(plan: &Plan, program: &Program, profile: &Profile) -> Self {
-        let cast = plan.strategy.dtype == DType::Fp8 && profile.casts.input_recast == 0.0;
+        let s = &plan.strategy;
+        let cast = (s.dtype.is_of_products() && profile.casts.input_recast == 0.0)
+            .then(|| s.dtype.scaled_bits() / s.activation_dtype().bits() as f64);
         let none = vec![false; program.buffers.len()];
         let mut uses = Self { product: none.clone(), other: none, cast };
-        for segment in program.segments.iter().filter(|_| cast) {
+        for segment in program.segments.iter().filter(|_| cast.is_some()) {
             let template = &plan.templates[segment.template as usize];
             if template.pass == ComputePass::Forward {
                 continue;
@@ -149,13 +152,14 @@ impl Uses {
         uses
     }
 
-    /// Bytes saved of one copy: fp8 only if just GEMMs read it, both dtypes if other ops read it
-    /// too.
+    /// Bytes saved of one copy: the GEMMs' dtype only if just they read it, both dtypes if other ops
+    /// read it too.
     fn kept(&self, buffer: &Buffer, at: usize) -> f64 {
         let whole = buffer.stride().as_f64();
-        match (self.cast && buffer.dtype == DType::Bf16, self.product[at], self.other[at]) {
-            (true, true, false) => whole / 2.0,
-            (true, true, true) => whole * 1.5,
+        let cast = self.cast.filter(|_| buffer.dtype == DType::Bf16);
+        match (cast, self.product[at], self.other[at]) {
+            (Some(share), true, false) => whole * share,
+            (Some(share), true, true) => whole * (1.0 + share),
             (_, _, _) => whole,
         }
     }
@@ -270,14 +274,19 @@ fn loss(plan: &Plan, program: &Program, profile: &Profile) -> f64 {
     of_segment.sum::<f64>() * (live - 2.0) * size / 2.0
 }
 
-/// Bytes of fp8 weights beyond the plan's weights of the activation dtype: a byte for each
+/// Bytes of cast weights beyond the plan's weights of the activation dtype: one copy for each
 /// orientation that GEMMs read. Before Blackwell, fp8 units read operands in one orientation only.
-/// Negative if the fp8 weights replace those of the activation dtype.
+/// Negative if fp8 weights replace those of the activation dtype; four-bit ones are kept beside them.
 fn cast_weights(plan: &Plan, program: &Program, profile: &Profile, device: &Device) -> f64 {
-    if plan.strategy.dtype != DType::Fp8 || !profile.casts.weights_once {
+    let dtype = plan.strategy.dtype;
+    if !dtype.is_of_products() || !profile.casts.weights_once {
         return 0.0;
     }
     let weights = program.memory.of(MemoryKind::Parameters).as_f64();
+    if dtype != DType::Fp8 {
+        return 2.0 * weights * dtype.scaled_bits()
+            / plan.strategy.activation_dtype().bits() as f64;
+    }
     match (profile.fp8_weights, device.has_fifth_generation_units()) {
         (false, _) => weights,
         (true, false) => 0.0,

@@ -7,6 +7,7 @@
 //! Byte counts come from the software's public sources: reads and writes of each expression of a
 //! loss, a norm or an optimizer. `docs/validation.md` gives the sources.
 
+use paceline_plan::DType;
 use paceline_plan::units::{Bytes, Seconds};
 use serde::Serialize;
 use std::fmt;
@@ -33,6 +34,12 @@ pub struct Profile {
     /// True if tokens are permuted to expert order and back by dedicated kernels. Otherwise by
     /// tensor expressions, which sum the parts of a token with atomic operations.
     pub fused_permutation: bool,
+    /// True if the GEMM of every expert is a call of its own, four at a time, and so are the casts of
+    /// its operands (Transformer Engine's `GroupedLinear`). Otherwise one kernel computes all.
+    pub separate_experts: bool,
+    /// Host time to launch one kernel of experts. Their sizes follow from routing, so that graphs
+    /// which remove the launches of other kernels do not contain them.
+    pub expert_launch_time: Seconds,
     /// Relative standard deviation of expert load; 0 if routing is forced to be even. The most
     /// loaded rank sets the pace of its layer.
     pub expert_spread: f64,
@@ -92,8 +99,9 @@ const HEADROOM: Bytes = Bytes(2 << 30);
 pub enum Attention {
     /// Every GEMM, the softmax and the dropout read and write all seq × seq scores of each head.
     Written,
-    /// One kernel that never writes its scores (Dao et al., arXiv 2205.14135) and skips the
-    /// causally masked half, with the instructions of 2020: FlashAttention-2 (Dao, arXiv
+    /// One kernel that never writes its scores: FlashAttention (Dao et al., arXiv 2205.14135).
+    Flash1,
+    /// One kernel that never writes its scores and skips the causally masked half, with the instructions of 2020: FlashAttention-2 (Dao, arXiv
     /// 2307.08691).
     Flash2,
     /// One kernel with the device's native instructions: cuDNN, FlashAttention-3 (Shah et al.,
@@ -158,6 +166,22 @@ pub struct Casts {
     pub weight_recast: f64,
     /// True if cast weights are retained for all microbatches of an iteration.
     pub weights_once: bool,
+}
+
+/// Traffic of a cast relative to one to fp8, whose six bytes per element are a pass for the maximum
+/// (2), the read (2) and two orientations (1 each): for activations and gradients, and for weights.
+///
+/// nvfp4 (NVIDIA, arXiv 2509.25149, section 4): a pass for the maxima, then each orientation by a
+/// kernel of its own, because the one for weight gradients is rotated by random Hadamard matrices
+/// first; weights are scaled in squares and cast in both orientations at once. mxfp4: a block's scale
+/// follows from the block, so there is no pass for the maximum.
+pub(crate) fn cast_traffic(dtype: DType) -> [f64; 2] {
+    let bytes = dtype.scaled_bits() / 8.0;
+    match dtype {
+        DType::Nvfp4 => [(2.0 + 2.0 * (2.0 + bytes)) / 6.0, (4.0 + 2.0 * bytes) / 6.0],
+        DType::Mxfp4 => [(2.0 + 2.0 * bytes) / 6.0; 2],
+        DType::F32 | DType::Bf16 | DType::F16 | DType::Fp8 | DType::U32 | DType::U8 => [1.0; 2],
+    }
 }
 
 impl Casts {
@@ -250,6 +274,8 @@ impl Profile {
         fused_bias: true,
         fused_accumulation: true,
         fused_permutation: true,
+        separate_experts: false,
+        expert_launch_time: Seconds::ZERO,
         expert_spread: 0.0,
         loss: Loss::FUSED,
         casts: Casts::TRANSFORMER_ENGINE,
@@ -296,6 +322,8 @@ impl Profile {
     pub const MEGATRON_CORE: Self = Self {
         name: "megatron-core",
         fused_permutation: false,
+        separate_experts: true,
+        expert_launch_time: EAGER_ISSUE,
         expert_spread: 0.06,
         loss: Loss::MEGATRON,
         update_bytes: 14.0,
@@ -359,8 +387,23 @@ impl Profile {
     pub const TORCHTITAN: Self =
         Self { name: "torchtitan", loss: Loss::FUSED, update_bytes: 8.0, ..Self::TORCHTITAN_2024 };
 
+    /// MosaicML's llm-foundry of 2023 on PyTorch 1.13's FSDP (the note above its benchmark tables) and
+    /// FlashAttention 1.0.9 (the pin of its `gpu` extra): layer norms and GELU are one kernel each,
+    /// biases are added by GEMMs, and the loss is flash-attention's fused one. Parameters of a block
+    /// are one flat vector, of which layers see views, so that gathering copies nothing. Composer's
+    /// AdamW is a series of kernels per vector, which moves 60 bytes beyond the minimum; clipping
+    /// moves 12.
+    pub const LLM_FOUNDRY: Self = Self {
+        name: "llm-foundry",
+        attention: Attention::Flash1,
+        kernels: Kernels::Fused,
+        loss: Loss::FUSED,
+        copies_shards: false,
+        ..Self::TORCHTITAN_EAGER
+    };
+
     /// All profiles, the default first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::MODERN,
         Self::MODERN_SPARSE,
         Self::MEGATRON_2021,
@@ -370,6 +413,7 @@ impl Profile {
         Self::TORCHTITAN_EAGER,
         Self::TORCHTITAN_2024,
         Self::TORCHTITAN,
+        Self::LLM_FOUNDRY,
     ];
 }
 
@@ -387,12 +431,13 @@ impl Profile {
 }
 
 /// Software of measured runs by the names of `validation/`, beside the profiles' own names.
-const SOFTWARE: [(&str, Profile); 5] = [
+const SOFTWARE: [(&str, Profile); 6] = [
     ("megatron-lm-2021", Profile::MEGATRON_2021),
     ("megatron-bridge", Profile::MEGATRON_BRIDGE),
     ("torchtitan-eager", Profile::TORCHTITAN_EAGER),
     ("torchtitan-compile-2024", Profile::TORCHTITAN_2024),
     ("torchtitan-compile", Profile::TORCHTITAN),
+    ("llm-foundry-fsdp1", Profile::LLM_FOUNDRY),
 ];
 
 impl Default for Profile {
@@ -441,7 +486,7 @@ mod tests {
         assert_eq!(name("torchtitan-compile-2025"), Some("torchtitan"));
         assert_eq!(name("torchtitan-eager-2024"), Some("torchtitan-eager"));
         assert_eq!(name("megatron-core-deterministic"), Some("megatron-core-deterministic"));
-        assert_eq!(name("llm-foundry-fsdp1"), None);
+        assert_eq!(name("llm-foundry-fsdp1"), Some("llm-foundry"));
         assert_eq!(name("megatron-bridge-nightly"), None);
     }
 

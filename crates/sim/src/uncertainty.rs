@@ -73,7 +73,7 @@ struct Measured {
 }
 
 /// All such kinds.
-const MEASURED: [Measured; 4] = [
+const MEASURED: [Measured; 5] = [
     Measured {
         profile: Profile::MEGATRON_2021.name,
         family: Family::Dense,
@@ -83,14 +83,14 @@ const MEASURED: [Measured; 4] = [
     Measured {
         profile: Profile::MEGATRON_BRIDGE.name,
         family: Family::Dense,
-        clusters: &["dgx-h100", "dgx-b200", "gb200-nvl72"],
-        band: ErrorBand { low: 0.928, high: 1.157, runs: 8 },
+        clusters: &["dgx-h100", "dgx-b200", "gb200-nvl72", "gb300-nvl72"],
+        band: ErrorBand { low: 0.840, high: 1.200, runs: 11 },
     },
     Measured {
         profile: Profile::MEGATRON_BRIDGE.name,
         family: Family::Experts,
         clusters: &["dgx-h100", "dgx-b200", "gb200-nvl72"],
-        band: ErrorBand { low: 0.496, high: 3.815, runs: 7 },
+        band: ErrorBand { low: 0.750, high: 2.761, runs: 8 },
     },
     Measured {
         profile: Profile::TORCHTITAN_2024.name,
@@ -98,10 +98,16 @@ const MEASURED: [Measured; 4] = [
         clusters: &["dgx-h100"],
         band: ErrorBand { low: 0.817, high: 1.352, runs: 8 },
     },
+    Measured {
+        profile: Profile::LLM_FOUNDRY.name,
+        family: Family::Dense,
+        clusters: &["dgx-a100", "dgx-a100-40gb", "dgx-h100"],
+        band: ErrorBand { low: 0.907, high: 1.183, runs: 10 },
+    },
 ];
 
 /// Band where no runs were measured: nine of ten runs of any kind lie within.
-const OTHERS: ErrorBand = ErrorBand { low: 0.73, high: 1.37, runs: 0 };
+const OTHERS: ErrorBand = ErrorBand { low: 0.74, high: 1.35, runs: 0 };
 
 /// Error band of predictions of a plan under a profile on a cluster.
 pub fn error_band(profile: &Profile, plan: &Plan, cluster: &Cluster) -> ErrorBand {

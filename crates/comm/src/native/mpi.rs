@@ -81,9 +81,11 @@ impl MpiCommunicator {
         match dtype {
             DType::F32 => Ok((constants.float, count(bytes / 4)?)),
             DType::U32 => Ok((constants.unsigned, count(bytes / 4)?)),
-            DType::F16 | DType::Bf16 | DType::Fp8 if reduces => Err(CommError::Job {
-                problem: format!("MPI has no elements of type {dtype} to reduce"),
-            }),
+            DType::F16 | DType::Bf16 | DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 if reduces => {
+                Err(CommError::Job {
+                    problem: format!("MPI has no elements of type {dtype} to reduce"),
+                })
+            }
             // Moved bytes keep their values whatever they are called; words need fewer elements.
             _ if !reduces && bytes.is_multiple_of(4) => Ok((constants.unsigned, count(bytes / 4)?)),
             _ => Ok((constants.byte, count(bytes)?)),

@@ -313,7 +313,7 @@ const fn data_type(dtype: DType) -> Option<c_int> {
         DType::F16 => Some(6),
         DType::F32 => Some(7),
         DType::Bf16 => Some(9),
-        DType::Fp8 => None,
+        DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 => None,
     }
 }
 

@@ -36,7 +36,16 @@ const OF_COLLECTIVE: u8 = 1;
 const OF_MESSAGE: u8 = 2;
 const OF_BARRIER: u8 = 3;
 
-const DTYPES: [DType; 6] = [DType::F32, DType::Bf16, DType::F16, DType::Fp8, DType::U32, DType::U8];
+const DTYPES: [DType; 8] = [
+    DType::F32,
+    DType::Bf16,
+    DType::F16,
+    DType::Fp8,
+    DType::U32,
+    DType::U8,
+    DType::Nvfp4,
+    DType::Mxfp4,
+];
 const ORDERS: [SummationOrder; 2] = [SummationOrder::Canonical, SummationOrder::Free];
 const CHUNK_ORDERS: [ChunkOrder; 2] = [ChunkOrder::Baseline, ChunkOrder::Themis];
 const WAYS: [DimAlgorithm; 3] = [DimAlgorithm::Ring, DimAlgorithm::Direct, DimAlgorithm::Halving];

@@ -4,7 +4,7 @@ use super::kv_cache::{Attend, Attention, Sequences};
 use crate::data::Data;
 use crate::device::cpu::ops::attention::{frequencies, rotation, scores_of};
 use crate::device::cpu::ops::experts::routing_of;
-use crate::device::cpu::ops::heads::{head_shape, shape_of};
+use crate::device::cpu::ops::heads::{head_shape, shape_of, whole_shape};
 use crate::device::cpu::ops::images::window_of;
 use crate::device::cpu::ops::norm::least;
 use crate::rank_coords::ShardIndex;
@@ -15,7 +15,7 @@ use paceline_kernels::experts::{bias as expert_bias, product, route};
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{
     Rows, activation, batch_norm, bias, conv, embedding, head_norm, interaction, latent, linear,
-    norm, pooling, reduce, rope, scaling,
+    norm, pooling, reduce, rope, scaling, whole_norm,
 };
 use paceline_plan::graph::{
     ActivationKind, GateKind, Graph, HeadNormKind, LayerDecl, LayerGraph, LinearRole, NormKind,
@@ -221,6 +221,17 @@ impl Interpreter {
                 };
                 let mut stats = vec![0.0; rows * shape.stats()];
                 head_norm::forward(shape, eps as f32, number(0), gains, &mut y, &mut stats);
+            }
+            OpKind::WholeSquares { heads } => {
+                y = vec![0.0; rows * 2];
+                whole_norm::squares(whole_shape(heads), number(0), &mut y);
+            }
+            OpKind::WholeNorm { heads, queries, keys, eps } => {
+                y = vec![0.0; rows * width];
+                let whole = [queries, keys].map(|width| width as usize);
+                let norm = whole_norm::Norm { whole, eps: eps as f32 };
+                let gains = [self.param(at, 0), self.param(at, 1)];
+                whole_norm::forward(whole_shape(heads), norm, number(0), number(1), gains, &mut y);
             }
             OpKind::LatentValues(heads) => {
                 y = vec![0.0; rows * width];

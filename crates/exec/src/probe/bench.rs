@@ -213,7 +213,7 @@ impl OpRunner<'_> {
                 DType::Bf16 => sane::<Bf16>(views.take(0), &mut next),
                 DType::F16 => sane::<F16>(views.take(0), &mut next),
                 // No op computes on these.
-                DType::Fp8 | DType::U8 => {}
+                DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 | DType::U8 => {}
             }
         }
         Ok(())

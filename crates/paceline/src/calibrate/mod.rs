@@ -195,7 +195,14 @@ fn describe(measured: Measured) -> Result<Cluster, Failure> {
     cluster.name = "calibrated".into();
     cluster.device = Device {
         name: host::processor(),
-        peak: Peak { f32: FlopsPerSec(best), tf32: None, bf16: None, f16: None, fp8: None },
+        peak: Peak {
+            f32: FlopsPerSec(best),
+            tf32: None,
+            bf16: None,
+            f16: None,
+            fp8: None,
+            fp4: None,
+        },
         max_efficiency: 1.0,
         sustained_efficiency: 1.0,
         memory: Bytes((host::memory() / u64::from(measured.cores.max(1))).max(1)),

@@ -25,7 +25,7 @@ pub(crate) struct Flags {
     /// by semicolons
     #[arg(long, value_name = "M,N,K[;…]", help_heading = "Product")]
     shape: Option<String>,
-    /// Dtype of the operands: f32, bf16, f16 or fp8 [default: the device's fastest for training]
+    /// Dtype of the operands: f32, bf16, f16, fp8, nvfp4 or mxfp4 [default: the device's fastest for training]
     #[arg(long, value_name = "TYPE", help_heading = "Product")]
     dtype: Option<String>,
     /// Fraction of zeros among the weights, anywhere [default: 0]

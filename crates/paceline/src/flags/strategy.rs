@@ -103,11 +103,12 @@ pub(crate) struct StrategyFlags {
     /// (table) or some rows of each (row) [default: auto, which is table]
     #[arg(long, value_name = "HOW")]
     pub table_sharding: Option<String>,
-    /// Dtype of weights and activations: f32, bf16, f16 or fp8
+    /// Dtype of weights and activations: f32, bf16, f16, fp8, nvfp4 or mxfp4
     ///
-    /// The default for `train` is f32, and it has no fp8. `plan` and `simulate` default to the
-    /// fastest training dtype of the device of --cluster: bf16 if it has a unit for it, else f16,
-    /// else f32; bf16 without a cluster.
+    /// The default for `train` is f32, and it has no type of less than two bytes. `plan` and
+    /// `simulate` default to the fastest training dtype of the device of --cluster: bf16 if it has a
+    /// unit for it, else f16, else f32; bf16 without a cluster. With fp8, nvfp4 and mxfp4, linear
+    /// layers cast their operands, and all else is bf16.
     #[arg(long, value_name = "TYPE")]
     pub dtype: Option<String>,
     /// Dtype of gradients, in memory and in messages: f32 or bf16 [default: f32]

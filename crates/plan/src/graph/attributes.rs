@@ -199,9 +199,6 @@ pub enum HeadNormKind {
     Head,
     /// The same, with gains that are one more than their parameters.
     HeadUnit,
-    /// Root mean square of all query heads together and of all key heads together, with a gain for
-    /// every element.
-    Whole,
     /// Root mean square of each head, without gains.
     Bare,
 }

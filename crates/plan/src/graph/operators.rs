@@ -302,7 +302,7 @@ operators! {
         => element_wise(ElementWise::Sum)
             .intensity(1.0)
             .gradient(Gradient::NONE.passed())
-            .sharding(Sharding::Stream);
+            .sharding(Sharding::LikeInput);
 
     /// logits → largest logit per row. The loss's gradient covers it.
     RowMax = "row_max"
@@ -494,6 +494,33 @@ operators! {
         .intensity(4.0)
         .gradient(input(&[Dy, X(0), Y(1)]).weight(&[Dy, X(0), Y(1)]))
         .sharding(Sharding::WidthWithPartialGradients);
+
+    /// qkv → sums of squares of all queries and of all keys, for [`OpKind::WholeNorm`].
+    WholeSquares = "whole_squares" {
+        /// Head counts.
+        heads: Heads,
+    } => row_wise(RowWise::Short)
+        .intensity(2.0)
+        .gradient(input(&[Dy, X(0)]))
+        .sharding(sharding::WHOLE_SQUARES);
+
+    /// (qkv, their sums of squares) → qkv with all queries normalised together, and all keys, by
+    /// their root mean squares. A gain for every element.
+    WholeNorm = "whole_norm" {
+        /// Head counts.
+        heads: Heads,
+        /// Width of all queries of the model.
+        queries: u64,
+        /// Width of all keys of the model.
+        keys: u64,
+        /// Added to the mean squares.
+        eps: f64,
+    } => row_wise(RowWise::Short)
+        .intensity(4.0)
+        .gradient(
+            Gradient::NONE.input(&[0, 1], &[Dy, X(0), X(1)]).weight(&[Dy, X(0), X(1)]),
+        )
+        .sharding(sharding::WHOLE_NORM);
 
     /// (queries, unrotated parts of the keys and values, rotated parts of the keys) → qkv, with
     /// values zero-padded to the width of keys.

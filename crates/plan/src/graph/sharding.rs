@@ -97,6 +97,18 @@ pub(super) const LATENT_HEADS: Sharding = forms(
     None,
 );
 
+/// Sums of squares over a rank's own heads.
+pub(super) const WHOLE_SQUARES: Sharding =
+    forms((&[P::WIDTH], &[P::SUM]), (&[P::Replicate, P::WIDTH], &[P::WIDTH]), NONE, None);
+
+/// A norm by sums over all heads, whose gradient is a sum over them too.
+pub(super) const WHOLE_NORM: Sharding = forms(
+    (&[P::WIDTH, P::Replicate], &[P::WIDTH]),
+    (&[P::WIDTH, P::WIDTH, P::Replicate], &[P::WIDTH, P::SUM]),
+    (&[P::WIDTH, P::WIDTH, P::Replicate], &[]),
+    Some(P::WIDTH),
+);
+
 /// Rule of a linear operator, by the role of its matrix.
 pub(super) const fn linear(role: LinearRole) -> Sharding {
     match role {

@@ -105,15 +105,6 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     }
     // Experts are sharded along --etp; the layers for all tokens are sharded as in other models.
     let widths = model.shared_widths();
-    if tp > 1 && model.has_whole_norm() {
-        say(
-            "--tp",
-            format!(
-                "{} normalises all its query heads together, which no rank holds then; use --tp 1",
-                model.name()
-            ),
-        );
-    }
     for ffn in widths.into_iter().filter(|ffn| !ffn.is_multiple_of(tp)) {
         let legal = divisors(ffn);
         say(
@@ -249,8 +240,11 @@ fn context(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, Strin
 }
 
 fn types(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    if !matches!(s.dtype, DType::F32 | DType::Bf16 | DType::F16 | DType::Fp8) {
-        say("--dtype", format!("{} holds no weights; use f32, bf16, f16 or fp8", s.dtype));
+    let trains =
+        matches!(s.dtype, DType::F32 | DType::Bf16 | DType::F16) || s.dtype.is_of_products();
+    if !trains {
+        let works = "use f32, bf16, f16, fp8, nvfp4 or mxfp4";
+        say("--dtype", format!("{} holds no weights; {works}", s.dtype));
     }
     if !matches!(s.grad_dtype, DType::F32 | DType::Bf16 | DType::F16) {
         say("--grad-dtype", format!("{} holds no gradients; use f32, bf16 or f16", s.grad_dtype));

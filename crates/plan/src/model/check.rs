@@ -1,5 +1,6 @@
 //! Rules that all model dimensions must satisfy, whatever their source.
 
+use super::QueryKeyNorm;
 use super::decoder::{Decoder, Position};
 use super::field::{Field, Words};
 use super::{Body, Experts, Latent, ModelDims, ModelKind, Router};
@@ -425,7 +426,9 @@ impl Check<'_> {
             })
         });
         self.rule(&[Field::KvLora], |shape| {
-            let norm = d.qk_norm.is_some_and(|norm| norm != HeadNormKind::Bare) || d.qkv_bias;
+            let norm =
+                d.qk_norm.is_some_and(|norm| norm != QueryKeyNorm::Heads(HeadNormKind::Bare))
+                    || d.qkv_bias;
             (!shape.latent.is_none() && norm).then(|| {
                 (
                     "latent attention has no biases or norms of queries and keys".to_owned(),

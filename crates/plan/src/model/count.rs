@@ -1,5 +1,6 @@
 //! Exact parameter counts, and floating-point operations of the GEMMs.
 
+use super::QueryKeyNorm;
 use super::{
     Body, Decoder, Experts, Latent, LayerForm, Model, ModelDims, ModelKind, Norms, Residual, Router,
 };
@@ -218,9 +219,11 @@ impl ModelDims {
         let linear = |out: u128, into: u128, bias: bool| out * into + if bias { out } else { 0 };
         let projections = if self.latent.is_none() {
             let norms = match d.qk_norm {
-                None | Some(HeadNormKind::Bare) => 0,
-                Some(HeadNormKind::Head | HeadNormKind::HeadUnit) => 2 * head_dim,
-                Some(HeadNormKind::Whole) => (heads + kv_heads) * head_dim,
+                None | Some(QueryKeyNorm::Heads(HeadNormKind::Bare)) => 0,
+                Some(QueryKeyNorm::Heads(HeadNormKind::Head | HeadNormKind::HeadUnit)) => {
+                    2 * head_dim
+                }
+                Some(QueryKeyNorm::Whole) => (heads + kv_heads) * head_dim,
             };
             linear((heads + 2 * kv_heads) * head_dim, d_model, d.qkv_bias)
                 + linear(d_model, heads * head_dim, d.attention_bias)

@@ -65,7 +65,7 @@ pub struct Decoder {
     /// Bound of the elements of queries, keys and values.
     pub qkv_clip: f64,
     /// Norm of queries and keys.
-    pub qk_norm: Option<HeadNormKind>,
+    pub qk_norm: Option<QueryKeyNorm>,
     /// True if it comes after the rotation, and only in layers that have one.
     pub qk_norm_last: bool,
     /// Positions over which the factor of queries in layers with letter `n` is constant.
@@ -121,6 +121,17 @@ pub enum Residual {
     Parallel,
     /// The same, with a norm for each.
     ParallelNorms,
+}
+
+/// Norm of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QueryKeyNorm {
+    /// All query heads together and all key heads together, with a gain for every element.
+    Whole,
+    /// Head by head.
+    #[serde(untagged)]
+    Heads(HeadNormKind),
 }
 
 /// Source of a token's position.
@@ -185,7 +196,7 @@ impl Decoder {
             | ModelKind::Decoder
             | ModelKind::Resnet
             | ModelKind::Dlrm => {
-                let qk_norm = shape.qk_norm.then_some(HeadNormKind::Head);
+                let qk_norm = shape.qk_norm.then_some(QueryKeyNorm::Heads(HeadNormKind::Head));
                 let choice_bias = shape.experts.router == Router::Sigmoid;
                 Self { qk_norm, choice_bias, ..plain }
             }
@@ -247,7 +258,8 @@ impl Decoder {
 /// The shortest form of a description: one of the kinds that are short for some, if it is theirs.
 pub(super) fn shortest(shape: ModelDims, decoder: Decoder) -> (ModelDims, Body) {
     for kind in [ModelKind::Gpt2, ModelKind::Llama, ModelKind::Moe] {
-        let qk_norm = kind == ModelKind::Moe && decoder.qk_norm == Some(HeadNormKind::Head);
+        let by_head = Some(QueryKeyNorm::Heads(HeadNormKind::Head));
+        let qk_norm = kind == ModelKind::Moe && decoder.qk_norm == by_head;
         let short = ModelDims { kind, qk_norm, ..shape };
         let experts = shape.experts.is_none() != (kind == ModelKind::Moe);
         let known = kind.activations().contains(&shape.activation);

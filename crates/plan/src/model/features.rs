@@ -1,7 +1,7 @@
 //! Keys of a model file of kind `decoder` that describe its layers.
 
 use super::codec::Codec;
-use super::{Decoder, Norms, Position, Residual};
+use super::{Decoder, Norms, Position, QueryKeyNorm, Residual};
 use crate::graph::{Factors, HeadNormKind, NormKind, Scaling};
 
 const NORM: [(&str, NormKind); 4] = [
@@ -27,12 +27,12 @@ const POSITION: [(&str, Position); 4] = [
     ("none", Position::None),
 ];
 
-const QK_NORM: [(&str, Option<HeadNormKind>); 5] = [
+const QK_NORM: [(&str, Option<QueryKeyNorm>); 5] = [
     ("none", None),
-    ("head", Some(HeadNormKind::Head)),
-    ("head-unit", Some(HeadNormKind::HeadUnit)),
-    ("whole", Some(HeadNormKind::Whole)),
-    ("bare", Some(HeadNormKind::Bare)),
+    ("head", Some(QueryKeyNorm::Heads(HeadNormKind::Head))),
+    ("head-unit", Some(QueryKeyNorm::Heads(HeadNormKind::HeadUnit))),
+    ("whole", Some(QueryKeyNorm::Whole)),
+    ("bare", Some(QueryKeyNorm::Heads(HeadNormKind::Bare))),
 ];
 
 /// Reads or writes a description of layers.

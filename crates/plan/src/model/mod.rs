@@ -24,7 +24,7 @@ pub mod hugging_face;
 
 pub use check::MAX_PARAMETERS;
 pub(crate) use decoder::LayerForm;
-pub use decoder::{Decoder, Norms, Position, Residual};
+pub use decoder::{Decoder, Norms, Position, QueryKeyNorm, Residual};
 pub use dlrm::Dlrm;
 pub use experts::{Experts, Latent, Router};
 pub use mtp::Mtp;
@@ -278,11 +278,6 @@ impl Model {
             }
             (false, shared) => [experts.dense_ffn, shared],
         }
-    }
-
-    /// Returns true if all query heads have one norm, so that no rank may hold only some.
-    pub fn has_whole_norm(&self) -> bool {
-        self.decoder().qk_norm == Some(crate::graph::HeadNormKind::Whole)
     }
 
     /// Returns true if attention depends on distances within sequences of `seq` tokens: by a window,

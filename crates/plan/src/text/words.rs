@@ -71,7 +71,7 @@ words!(NormKind, "norm", {
 });
 words!(GateKind, "gate", { GeluErf => "geglu_erf", ClampedSwiGlu => "clamped_swiglu" });
 words!(HeadNormKind, "norm of heads", {
-    Head => "head", HeadUnit => "head_unit", Whole => "whole", Bare => "bare",
+    Head => "head", HeadUnit => "head_unit", Bare => "bare",
 });
 words!(ActivationKind, "function", {
     Gelu => "gelu", Relu => "relu", SquaredRelu => "squared_relu", GeluErf => "gelu_erf",

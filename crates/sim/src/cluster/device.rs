@@ -71,6 +71,8 @@ pub struct Peak {
     pub f16: Option<FlopsPerSec>,
     /// GEMMs of fp8 matrices, accumulated in f32.
     pub fp8: Option<FlopsPerSec>,
+    /// GEMMs of 4-bit matrices with scaled blocks (nvfp4, mxfp4), accumulated in f32.
+    pub fp4: Option<FlopsPerSec>,
 }
 
 /// Floating-point operations per second.
@@ -96,16 +98,17 @@ impl Device {
     /// Peak rate for matrices of this dtype.
     ///
     /// A dtype without its own unit is computed in the next wider one that has one, as libraries
-    /// do: fp8 in bf16 or f16, those in f32. f32 never silently becomes tf32, because frameworks do
+    /// do: 4-bit types in fp8, fp8 in bf16 or f16, those in f32. f32 never silently becomes tf32, because frameworks do
     /// not do that either unless asked. Integers do no floating-point work; they return f32's rate
     /// so that the function is total.
     pub fn rate(&self, dtype: DType) -> FlopsPerSec {
-        let Peak { f32, tf32: _, bf16, f16, fp8 } = self.peak;
+        let Peak { f32, tf32: _, bf16, f16, fp8, fp4 } = self.peak;
         match dtype {
             DType::F32 | DType::U32 | DType::U8 => f32,
             DType::Bf16 => bf16.unwrap_or(f32),
             DType::F16 => f16.unwrap_or(f32),
             DType::Fp8 => fp8.or(bf16).or(f16).unwrap_or(f32),
+            DType::Nvfp4 | DType::Mxfp4 => fp4.or(fp8).or(bf16).or(f16).unwrap_or(f32),
         }
     }
 
@@ -116,6 +119,7 @@ impl Device {
             DType::Bf16 => self.peak.bf16.is_some(),
             DType::F16 => self.peak.f16.is_some(),
             DType::Fp8 => self.peak.fp8.is_some(),
+            DType::Nvfp4 | DType::Mxfp4 => self.peak.fp4.is_some(),
         }
     }
 

@@ -122,8 +122,9 @@ impl Cluster {
         cores.size = ranks;
         let share = (devices as f64 / f64::from(ranks)).min(1.0);
         let device = &mut oversubscribed.device;
-        let Peak { f32, tf32, bf16, f16, fp8 } = &mut device.peak;
-        for rate in [Some(f32), tf32.as_mut(), bf16.as_mut(), f16.as_mut(), fp8.as_mut()] {
+        let Peak { f32, tf32, bf16, f16, fp8, fp4 } = &mut device.peak;
+        let narrow = [tf32, bf16, f16, fp8, fp4].map(Option::as_mut);
+        for rate in [Some(f32)].into_iter().chain(narrow) {
             rate.into_iter().for_each(|rate| rate.0 *= share);
         }
         device.memory_bandwidth.0 *= share;

@@ -247,14 +247,15 @@ impl Reader {
     }
 
     fn peak(&mut self, section: &Section<'_>) -> Option<Peak> {
-        self.errors.known_keys(section, &["f32", "tf32", "bf16", "f16", "fp8"]);
+        self.errors.known_keys(section, &["f32", "tf32", "bf16", "f16", "fp8", "fp4"]);
         let f32 = self.quantity(section, "f32", &FLOPS).map(FlopsPerSec);
         let mut rate = |key| {
             let read = |value: &Value| measured(value, &FLOPS).map(FlopsPerSec);
             self.errors.given(section, key, FLOPS.example, read)
         };
-        let (tf32, bf16, f16, fp8) = (rate("tf32"), rate("bf16"), rate("f16"), rate("fp8"));
-        Some(Peak { f32: f32?, tf32: tf32?, bf16: bf16?, f16: f16?, fp8: fp8? })
+        let (tf32, bf16, f16) = (rate("tf32"), rate("bf16"), rate("f16"));
+        let (fp8, fp4) = (rate("fp8"), rate("fp4"));
+        Some(Peak { f32: f32?, tf32: tf32?, bf16: bf16?, f16: f16?, fp8: fp8?, fp4: fp4? })
     }
 }
 

@@ -283,8 +283,8 @@ fn write_dimension(out: &mut String, dimension: &Dimension, ported: bool) -> std
 
 /// Rates of a device, by their names in the file.
 fn rates(peak: &Peak) -> impl Iterator<Item = (&'static str, FlopsPerSec)> {
-    let Peak { f32, tf32, bf16, f16, fp8 } = *peak;
-    [("f32", Some(f32)), ("tf32", tf32), ("bf16", bf16), ("f16", f16), ("fp8", fp8)]
+    let Peak { f32, tf32, bf16, f16, fp8, fp4 } = *peak;
+    [("f32", Some(f32)), ("tf32", tf32), ("bf16", bf16), ("f16", f16), ("fp8", fp8), ("fp4", fp4)]
         .into_iter()
         .filter_map(|(name, rate)| Some((name, rate?)))
 }

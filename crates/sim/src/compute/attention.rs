@@ -41,6 +41,12 @@ const FLASH2: [Fused; 2] = [
     Fused { share: 0.57, ends: 900.0, exponentials: 20.0, dropout: 0.89, deterministic: 0.97 },
 ];
 
+/// FlashAttention, half as fast as its second version (Dao, arXiv 2307.08691, abstract).
+const FLASH1: [Fused; 2] = [
+    Fused { share: 0.5 * FLASH2[0].share, ..FLASH2[0] },
+    Fused { share: 0.5 * FLASH2[1].share, ..FLASH2[1] },
+];
+
 /// Kernels that use the device's native instructions: cuDNN 9, measured by us on an H200.
 const NATIVE: [Fused; 2] = [
     Fused { share: 0.645, ends: 500.0, exponentials: 55.0, dropout: 0.50, deterministic: 0.95 },
@@ -90,6 +96,7 @@ impl Roofline<'_> {
             && self.device.has_fifth_generation_units();
         match self.profile.attention {
             Attention::Written => None,
+            Attention::Flash1 => Some(&FLASH1),
             Attention::Native if unsupported => Some(&FLASH2),
             Attention::Native if self.device.legacy_mma_efficiency < 1.0 => Some(&NATIVE),
             Attention::Native | Attention::Flash2 => Some(&FLASH2),
@@ -129,7 +136,7 @@ impl Roofline<'_> {
             let full = head / (head + exponentials);
             share *= keys / (keys + kernel.ends) * full * (1.0 + kernel.exponentials / HEAD);
         }
-        if std::ptr::eq(kernels, &FLASH2) {
+        if !std::ptr::eq(kernels, &NATIVE) {
             share *= self.device.legacy_mma_efficiency;
         }
         if self.profile.dropout {

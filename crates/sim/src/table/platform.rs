@@ -31,17 +31,24 @@ const fn same(prefix: &'static str, preset: &'static str) -> Known {
 }
 
 /// Known platforms; the first match counts, so special variants precede general ones.
-const KNOWN: [Known; 10] = [
+const KNOWN: [Known; 17] = [
     Known { prefix: "H100-96GB-HBM2e", preset: "dgx-h100", change: h100_hbm2e },
     Known { prefix: "A100-SXM (80GB inferred)", preset: "dgx-a100", change: four_nics },
     same("A100-SXM", "dgx-a100"),
+    same("A100-40GB", "dgx-a100-40gb"),
     same("A800-SXM", "dgx-a800"),
     same("H100-SXM", "dgx-h100"),
+    same("H800-SXM", "dgx-h800"),
+    same("H20-SXM", "dgx-h20"),
     same("H200-SXM", "dgx-h200"),
     same("B200-SXM", "dgx-b200"),
+    same("B300-SXM", "dgx-b300"),
     same("GB200", "gb200-nvl72"),
+    same("GB300", "gb300-nvl72"),
+    same("MI300X", "mi300x"),
     same("V100-SXM", "dgx1-v100"),
     same("TPU-v4", "tpu-v4"),
+    same("TPU-v5p", "tpu-v5p"),
 ];
 
 /// H100 of Meta's clusters (torchtitan's benchmarks): 96 GB of HBM2e at 2.4 TB/s and 500 W.
@@ -84,7 +91,7 @@ mod tests {
 
     #[test]
     fn an_unknown_platform_is_named() {
-        let told = cluster("MI300X", 8).unwrap_err().to_string();
-        assert_eq!(told, "no built-in cluster describes 'MI300X'");
+        let told = cluster("MI250X", 8).unwrap_err().to_string();
+        assert_eq!(told, "no built-in cluster describes 'MI250X'");
     }
 }

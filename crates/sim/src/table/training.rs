@@ -12,7 +12,9 @@ use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::ids::RoleId;
 use paceline_plan::lower::lower_on;
-use paceline_plan::model::{Activation, Experts, Latent, Model, ModelDims, ModelKind, Mtp};
+use paceline_plan::model::{
+    Activation, Decoder, Experts, Latent, Model, ModelDims, ModelKind, Mtp,
+};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Split, Strategy, Zero};
 use paceline_plan::units::Bytes;
@@ -124,7 +126,6 @@ impl Row {
 
     /// Model, strategy, cluster and profile of the run.
     pub fn request(&self) -> Result<Request, Skipped> {
-        self.not_yet()?;
         let strategy = self.strategy()?;
         let axes = [strategy.tp, strategy.pp, strategy.cp, strategy.dp];
         let ranks =
@@ -158,16 +159,6 @@ impl Row {
         self.record.get("software").is_some_and(|software| software.starts_with(family))
     }
 
-    /// Rejects features that plans do not support yet.
-    fn not_yet(&self) -> Result<(), Skipped> {
-        let skip = |reason: &str| Err(Skipped(reason.to_owned()));
-        let more_than_one = |column: &str| self.number::<u64>(column).is_ok_and(|value| value > 1);
-        if more_than_one("window") {
-            return skip("sliding-window attention cannot be planned yet");
-        }
-        Ok(())
-    }
-
     fn model(&self) -> Result<Model, Skipped> {
         let heads: u64 = self.number("heads")?;
         let d_model: u64 = self.number("d_model")?;
@@ -177,6 +168,8 @@ impl Row {
             Some("swiglu") => (Activation::SwiGlu, ModelKind::Llama),
             // Nemotron: rotary embeddings and no biases.
             Some("squared-relu") => (Activation::SquaredRelu, ModelKind::Llama),
+            // gpt-oss: Megatron's name for the gate that it clamps.
+            Some("quick-geglu") => (Activation::ClampedSwiGlu, ModelKind::Decoder),
             Some("relu") => (Activation::Relu, ModelKind::Gpt2),
             Some("gelu" | "unknown") if !words.contains("/yes") => {
                 (Activation::Gelu, ModelKind::Gpt2)
@@ -184,7 +177,15 @@ impl Row {
             _ => return Err(Skipped(format!("activation '{words}' cannot be planned"))),
         };
         let (experts, latent) = (self.experts()?, self.latent()?);
-        let kind = if experts.is_none() { kind } else { ModelKind::Moe };
+        let window = self.window()?;
+        let kind = match (kind, experts.is_none(), window) {
+            (ModelKind::Decoder, _, _) | (_, _, Some(_)) => ModelKind::Decoder,
+            (kind, true, None) => kind,
+            (_, false, None) => ModelKind::Moe,
+        };
+        if kind == ModelKind::Decoder && !latent.is_none() {
+            return Err(Skipped("windows with latent attention cannot be planned".into()));
+        }
         let learned = kind == ModelKind::Gpt2;
         let head_dim = self.optional("head_dim")?.unwrap_or(d_model / heads.max(1));
         let kv_heads = if latent.is_none() { self.optional("kv_heads")? } else { None };
@@ -216,8 +217,36 @@ impl Row {
                 depth => Mtp { depth, weight: Mtp::WEIGHT },
             },
         };
-        Model::new(self.id(), shape)
-            .map_err(|errors| Skipped(errors.to_string().replace('\n', "; ")))
+        let described = if kind == ModelKind::Decoder {
+            let biased = self.has("notes", "biases");
+            let (window, attention) = window.unwrap_or((0, "f"));
+            let decoder = Decoder {
+                qkv_bias: biased,
+                attention_bias: biased,
+                ffn_bias: biased,
+                router_bias: biased && !experts.is_none(),
+                sinks: self.has("notes", "attention sinks"),
+                window,
+                attention: attention.into(),
+                ..Decoder::default()
+            };
+            Model::from_decoder(self.id(), shape, decoder)
+        } else {
+            Model::new(self.id(), shape)
+        };
+        described.map_err(|errors| Skipped(errors.to_string().replace('\n', "; ")))
+    }
+
+    /// Window of attention and the letters of the layers that have it: "128 on every second layer".
+    fn window(&self) -> Result<Option<(u64, &'static str)>, Skipped> {
+        let Some(words) = self.record.get("window") else { return Ok(None) };
+        let (size, layers) = words.split_once(' ').unwrap_or((words, ""));
+        match (size.parse(), layers) {
+            (Ok(0 | 1), _) => Ok(None),
+            (Ok(size), "") => Ok(Some((size, "s"))),
+            (Ok(size), "on every second layer") => Ok(Some((size, "sf"))),
+            (_, _) => Err(Skipped(format!("window '{words}' cannot be planned"))),
+        }
     }
 
     /// Experts, if the run had any. None of these rows limits expert capacity, and the balancing
@@ -305,14 +334,16 @@ impl Row {
 
     fn dtype(&self) -> Result<DType, Skipped> {
         let words = self.word("precision")?.to_lowercase();
-        if words.contains("fp4") {
-            return Err(Skipped("four-bit products cannot be planned yet".into()));
+        for (word, dtype) in [("nvfp4", DType::Nvfp4), ("mxfp4", DType::Mxfp4)] {
+            if words.contains(word) {
+                return Ok(dtype);
+            }
         }
         if words.contains("fp8") || words.contains("float8") {
             return Ok(DType::Fp8);
         }
         match words.split([' ', ';', ',']).next() {
-            Some("bf16") => Ok(DType::Bf16),
+            Some("bf16" | "amp_bf16") => Ok(DType::Bf16),
             Some("fp16") => Ok(DType::F16),
             Some("fp32" | "tf32") => Ok(DType::F32),
             _ => Err(Skipped(format!("precision '{words}' cannot be planned"))),
@@ -324,7 +355,9 @@ impl Row {
         let says = |words: &str| self.has("precision", words) || self.has("notes", words);
         match dtype {
             _ if says("fp32 grad") => DType::F32,
-            DType::Fp8 | DType::Bf16 => DType::Bf16,
+            // Composer: parameters in the dtype of autocast, reductions in f32. "PURE" has one dtype.
+            _ if says("FSDP mixed DEFAULT") => DType::F32,
+            DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 | DType::Bf16 => DType::Bf16,
             DType::F16 => DType::F16,
             DType::F32 | DType::U32 | DType::U8 => DType::F32,
         }
@@ -351,7 +384,7 @@ impl Row {
         if words.starts_with("none") {
             Ok(Recompute::None)
         } else if words.starts_with("full") {
-            // PyTorch stops once nothing more is needed; Megatron-LM recomputes whole layers.
+            // PyTorch since 2.1 stops once nothing more is needed; Megatron-LM recomputes whole layers.
             let stops = self.runs_on("torchtitan");
             Ok(match layers(words) {
                 Some(layers) => Recompute::FullOf(layers),

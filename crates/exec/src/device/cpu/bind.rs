@@ -99,6 +99,10 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
         OpKind::Combine { topk } => experts::combine::<T>(topk as usize, pass),
         OpKind::Return { topk } => experts::give_back::<T>(topk as usize, pass),
         OpKind::HeadNorm { heads, eps, norm } => heads::norm::<T, G>(heads, eps as f32, norm, pass),
+        OpKind::WholeSquares { heads } => heads::whole_squares::<T>(heads, pass),
+        OpKind::WholeNorm { heads, queries, keys, eps } => {
+            heads::whole_norm::<T, G>(heads, [queries, keys], eps as f32, pass)
+        }
         OpKind::LatentHeads(heads) => heads::latent::<T>(heads, pass),
         OpKind::LatentValues(heads) => heads::values::<T>(heads, pass),
         OpKind::BlockSquares { parts, experts } => sums::block_squares::<G>(parts, experts, pass),

@@ -182,6 +182,8 @@ fn one(shape: OpShape<'_>, replaced: bool, shared: bool) -> Bound {
         | OpKind::ExpertBias { .. }
         | OpKind::Return { .. }
         | OpKind::HeadNorm { .. }
+        | OpKind::WholeSquares { .. }
+        | OpKind::WholeNorm { .. }
         | OpKind::LatentHeads(_)
         | OpKind::RowMax
         | OpKind::SoftmaxStats

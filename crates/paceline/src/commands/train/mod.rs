@@ -258,8 +258,9 @@ impl Job {
     ) -> Result<Self, Failure> {
         let described = flags.check(&mut problems);
         let on = described.as_ref().map(|described| (flags, described));
-        if strategy.dtype.as_deref() == Some("fp8") {
-            problems.add("--dtype", "'fp8' cannot be trained in yet; f32, bf16 and f16 can");
+        if let Some(narrow @ ("fp8" | "nvfp4" | "mxfp4")) = strategy.dtype.as_deref() {
+            let works = "f32, bf16 and f16 can";
+            problems.add("--dtype", format!("'{narrow}' cannot be trained in yet; {works}"));
         }
         let shm_domain = shm_domain(&launch, strategy);
         let (limit, library) = (launch.memory_limit, launch.library);

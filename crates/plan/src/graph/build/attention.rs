@@ -5,7 +5,7 @@ use crate::graph::{
     HeadNormKind, Heads, Init, LatentHeads, LinearRole, OpKind, Rotary, Scores, Tensor, TensorClass,
 };
 use crate::ids::TensorId;
-use crate::model::{Latent, LayerForm, Position};
+use crate::model::{Latent, LayerForm, Position, QueryKeyNorm};
 
 impl Builder<'_> {
     /// Attention of all heads on the output of a norm.
@@ -42,13 +42,17 @@ impl Builder<'_> {
     /// Queries and keys normalised, if the model does.
     fn head_norm(&mut self, qkv: TensorId, heads: Heads, blocks: &[u64; 3]) -> TensorId {
         let m = self.sizes.model;
-        let Some(norm) = self.sizes.decoder.qk_norm else { return qkv };
-        let (one, gains, stats) = match norm {
-            HeadNormKind::Head => (Init::One, [m.head_dim; 2], [m.heads, m.kv_heads]),
-            HeadNormKind::HeadUnit => (Init::Zero, [m.head_dim; 2], [m.heads, m.kv_heads]),
-            HeadNormKind::Bare => (Init::One, [0; 2], [m.heads, m.kv_heads]),
-            HeadNormKind::Whole => (Init::One, [m.query_width(), m.kv_width()], [1, 1]),
+        let norm = match self.sizes.decoder.qk_norm {
+            None => return qkv,
+            Some(QueryKeyNorm::Whole) => return self.whole_norm(qkv, heads, blocks),
+            Some(QueryKeyNorm::Heads(norm)) => norm,
         };
+        let (one, gains) = match norm {
+            HeadNormKind::Head => (Init::One, [m.head_dim; 2]),
+            HeadNormKind::HeadUnit => (Init::Zero, [m.head_dim; 2]),
+            HeadNormKind::Bare => (Init::One, [0; 2]),
+        };
+        let stats = [m.heads, m.kv_heads];
         let mut params = Vec::new();
         for (name, width) in ["q_norm.weight", "k_norm.weight"].into_iter().zip(gains) {
             if width > 0 {
@@ -61,6 +65,20 @@ impl Builder<'_> {
         self.graph.tensors[statistics.index()].blocks = stats.to_vec();
         let kind = OpKind::HeadNorm { heads, eps: m.norm_eps, norm };
         self.op(kind, &[qkv], &params, &[normed, statistics]);
+        normed
+    }
+
+    /// All queries normalised together, and all keys.
+    fn whole_norm(&mut self, qkv: TensorId, heads: Heads, blocks: &[u64; 3]) -> TensorId {
+        let m = self.sizes.model;
+        let (queries, keys) = (m.query_width(), m.kv_width());
+        let squares = self.tensor("qkv.squares", 2, TensorClass::Statistic);
+        self.op(OpKind::WholeSquares { heads }, &[qkv], &[], &[squares]);
+        let params = [("q_norm.weight", queries), ("k_norm.weight", keys)]
+            .map(|(name, width)| self.param(name, [1, width], Init::One, false));
+        let normed = self.activation_of("qkv.normed", blocks);
+        let kind = OpKind::WholeNorm { heads, queries, keys, eps: m.norm_eps };
+        self.op(kind, &[qkv, squares], &params, &[normed]);
         normed
     }
 

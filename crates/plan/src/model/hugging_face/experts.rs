@@ -2,7 +2,7 @@
 
 use super::super::codec::Codec;
 use super::super::field::Field;
-use super::super::{Activation, Decoder, Latent, ModelDims, Mtp, Router};
+use super::super::{Activation, Decoder, Latent, ModelDims, Mtp, QueryKeyNorm, Router};
 use super::families::{llama4_attention, one_window, qwen_windows, windows};
 use super::rope::{self, Rope, letters, rope, shortest};
 use super::sizes::{GATED, HeadDim, LLAMA, Sizes};
@@ -134,7 +134,7 @@ pub(super) fn qwen3_moe(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
     shares(c, s, d, false);
     sparse(c, s, d);
     if !c.writes() {
-        d.qk_norm = Some(HeadNormKind::Head);
+        d.qk_norm = Some(QueryKeyNorm::Heads(HeadNormKind::Head));
     }
 }
 
@@ -246,8 +246,8 @@ pub(super) fn deepseek_v2(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder)
 
 pub(super) fn deepseek_v3(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
     DEEPSEEK.code(c, s);
-    // Weights are written with the pairs of ours.
-    let mut paired = false;
+    // Weights are written with adjacent pairs, which is what other software expects of them.
+    let mut paired = true;
     c.flag("rope_interleave", &mut paired, true);
     latent(c, s, d);
     deepseek(c, s, 3, 1);

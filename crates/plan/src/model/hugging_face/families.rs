@@ -1,7 +1,7 @@
 //! Keys of `config.json`, family by family. Each function reads and writes.
 
 use super::super::codec::Codec;
-use super::super::{Activation, Decoder, ModelDims, Norms, Position, Residual};
+use super::super::{Activation, Decoder, ModelDims, Norms, Position, QueryKeyNorm, Residual};
 use super::rope::{self, Rope, layer_types, rope};
 use super::sizes::{GATED, GPT2, HeadDim, LLAMA, PLAIN, Sizes};
 use crate::graph::{HeadNormKind, NormKind};
@@ -96,7 +96,7 @@ pub(super) fn qwen3(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
     gated(c, s, LLAMA);
     rope(c, s, d, rope::PLAIN, s.head_dim);
     if !c.writes() {
-        d.qk_norm = Some(HeadNormKind::Head);
+        d.qk_norm = Some(QueryKeyNorm::Heads(HeadNormKind::Head));
     }
     c.flag("attention_bias", &mut d.qkv_bias, false);
     d.attention_bias = d.qkv_bias;
@@ -168,7 +168,7 @@ pub(super) fn gemma2(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
 pub(super) fn gemma3_text(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
     late_gemmas(c, s, d, (0.0, 0.0));
     if !c.writes() {
-        d.qk_norm = Some(HeadNormKind::HeadUnit);
+        d.qk_norm = Some(QueryKeyNorm::Heads(HeadNormKind::HeadUnit));
     }
     let bases = Rope { theta: 1e6, window: Some(("rope_local_base_freq", 1e4)), ..rope::PLAIN };
     rope(c, s, d, bases, s.head_dim);
@@ -208,7 +208,7 @@ pub(super) fn olmo2(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
     c.flag("attention_bias", &mut d.qkv_bias, false);
     d.attention_bias = d.qkv_bias;
     if !c.writes() {
-        (d.norms, d.qk_norm) = (Norms::Post, Some(HeadNormKind::Whole));
+        (d.norms, d.qk_norm) = (Norms::Post, Some(QueryKeyNorm::Whole));
     }
 }
 
@@ -525,7 +525,7 @@ pub(super) fn llama4_attention(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Dec
     rope(c, s, d, Rope { theta: 5e5, ..rope::PLAIN }, s.head_dim);
     c.flag("attention_bias", &mut d.qkv_bias, false);
     d.attention_bias = d.qkv_bias;
-    let mut norm = d.qk_norm == Some(HeadNormKind::Bare);
+    let mut norm = d.qk_norm == Some(QueryKeyNorm::Heads(HeadNormKind::Bare));
     c.flag("use_qk_norm", &mut norm, true);
     unrotated(c, s, 'c', d);
     c.ignore(&["layer_types"]);
@@ -537,7 +537,7 @@ pub(super) fn llama4_attention(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Dec
     c.whole("floor_scale", &mut floor, 8192);
     c.number("attn_scale", &mut d.temperature_slope, 0.1);
     if !c.writes() {
-        d.qk_norm = norm.then_some(HeadNormKind::Bare);
+        d.qk_norm = norm.then_some(QueryKeyNorm::Heads(HeadNormKind::Bare));
         d.qk_norm_last = norm;
         d.temperature_floor = floor as f64;
         if !tuned {

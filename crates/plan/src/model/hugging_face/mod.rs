@@ -97,7 +97,7 @@ families! {
     "qwen3_moe" "Qwen3MoeForCausalLM" experts::qwen3_moe, OUTSIDE, LAYER, |_| tables::QWEN_MOE, false;
     "gpt_oss" "GptOssForCausalLM" experts::gpt_oss, OUTSIDE, LAYER, |_| tables::GPT_OSS, false;
     "deepseek_v2" "DeepseekV2ForCausalLM" experts::deepseek_v2, OUTSIDE, LAYER, |_| tables::DEEPSEEK, true;
-    "deepseek_v3" "DeepseekV3ForCausalLM" experts::deepseek_v3, OUTSIDE, LAYER, |_| tables::DEEPSEEK, false;
+    "deepseek_v3" "DeepseekV3ForCausalLM" experts::deepseek_v3, OUTSIDE, LAYER, |_| tables::DEEPSEEK, true;
     "llama4_text" "Llama4ForCausalLM" experts::llama4_text, OUTSIDE, LAYER, |_| tables::LLAMA4, true;
 }
 

@@ -101,7 +101,16 @@ impl Draw {
     }
 
     fn dtype(&mut self) -> DType {
-        self.pick(&[DType::F32, DType::Bf16, DType::F16, DType::Fp8, DType::U32, DType::U8])
+        self.pick(&[
+            DType::F32,
+            DType::Bf16,
+            DType::F16,
+            DType::Fp8,
+            DType::Nvfp4,
+            DType::Mxfp4,
+            DType::U32,
+            DType::U8,
+        ])
     }
 
     fn axis(&mut self) -> Axis {
@@ -330,7 +339,8 @@ impl Draw {
             OpKind::Combine { topk: a },
             OpKind::HeadNorm { heads, eps: x, norm: HeadNormKind::Head },
             OpKind::HeadNorm { heads, eps: x, norm: HeadNormKind::HeadUnit },
-            OpKind::HeadNorm { heads, eps: x, norm: HeadNormKind::Whole },
+            OpKind::WholeSquares { heads },
+            OpKind::WholeNorm { heads, queries: a, keys: b, eps: x },
             OpKind::HeadNorm { heads, eps: x, norm: HeadNormKind::Bare },
             OpKind::LatentHeads(latent),
             OpKind::LatentValues(latent),

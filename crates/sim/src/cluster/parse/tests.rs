@@ -465,7 +465,7 @@ fn device() -> impl Strategy<Value = Device> {
         let (.., systolic_width, sparse, copy_engines) = units;
         Device {
             name,
-            peak: Peak { f32, tf32, bf16: tf32, f16: fp8, fp8 },
+            peak: Peak { f32, tf32, bf16: tf32, f16: fp8, fp8, fp4: tf32 },
             max_efficiency,
             sustained_efficiency,
             legacy_mma_efficiency,

@@ -169,7 +169,9 @@ mod tests {
                     // Sums of products of larger ones leave the range of the type.
                     *x = F16::narrow((0.125 + next() as f32 / (1 << 24) as f32) / 16.0);
                 }),
-                DType::Fp8 | DType::U8 => unreachable!("no operands of this type"),
+                DType::Fp8 | DType::Nvfp4 | DType::Mxfp4 | DType::U8 => {
+                    unreachable!("no operands of this type")
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use super::attention::frequencies;
 use crate::device::cpu::bind::{Bound, plain};
 use crate::device::cpu::tiles::over_rows;
 use paceline_kernels::pool::strips;
-use paceline_kernels::{Element, Rows, head_norm, latent as kernels};
+use paceline_kernels::{Element, Rows, head_norm, latent as kernels, whole_norm};
 use paceline_plan::graph::{HeadNormKind, Heads, LatentHeads, OpPass};
 
 pub(in crate::device::cpu) fn norm<T: Element, G: Element>(
@@ -49,10 +49,75 @@ pub(crate) fn head_shape(heads: Heads, norm: HeadNormKind) -> head_norm::Shape {
     let [heads, kv_heads, head_dim] =
         [heads.heads, heads.kv_heads, heads.head_dim].map(|n| n as usize);
     let least = match norm {
-        HeadNormKind::Head | HeadNormKind::Whole => 0.0,
+        HeadNormKind::Head => 0.0,
         HeadNormKind::HeadUnit | HeadNormKind::Bare => 1.0,
     };
-    head_norm::Shape { heads, kv_heads, head_dim, least, whole: norm == HeadNormKind::Whole }
+    head_norm::Shape { heads, kv_heads, head_dim, least }
+}
+
+pub(in crate::device::cpu) fn whole_squares<T: Element>(
+    heads: Heads,
+    pass: OpPass,
+) -> Option<Bound> {
+    let shape = whole_shape(heads);
+    match pass {
+        OpPass::Forward => Some(plain(move |cpu, on, _| {
+            let (rows, x) = (on.rows(0), on.input::<T>(0));
+            over_rows(&cpu.pool, rows, strips(on.output(0), 2), |_, at, squares| {
+                whole_norm::squares(shape, &x[at.start * rows.width..at.end * rows.width], squares);
+            });
+        })),
+        OpPass::BackwardInput => Some(plain(move |cpu, on, _| {
+            let (rows, dsquares, x) = (on.rows(1), on.input::<f32>(0), on.input::<T>(1));
+            over_rows(&cpu.pool, rows, strips(on.output(0), rows.width), |_, at, dx| {
+                let x = &x[at.start * rows.width..at.end * rows.width];
+                whole_norm::squares_gradient(shape, &dsquares[2 * at.start..2 * at.end], x, dx);
+            });
+        })),
+        OpPass::BackwardWeight => None,
+    }
+}
+
+pub(in crate::device::cpu) fn whole_norm<T: Element, G: Element>(
+    heads: Heads,
+    whole: [u64; 2],
+    eps: f32,
+    pass: OpPass,
+) -> Option<Bound> {
+    let shape = whole_shape(heads);
+    let norm = whole_norm::Norm { whole: whole.map(|width| width as usize), eps };
+    Some(match pass {
+        OpPass::Forward => plain(move |cpu, on, _| {
+            let (rows, x, squares) = (on.rows(0), on.input::<T>(0), on.input::<f32>(1));
+            let gains = [on.param(0), on.param(1)];
+            over_rows(&cpu.pool, rows, strips(on.output(0), rows.width), |_, at, y| {
+                let x = &x[at.start * rows.width..at.end * rows.width];
+                whole_norm::forward(shape, norm, x, &squares[2 * at.start..2 * at.end], gains, y);
+            });
+        }),
+        OpPass::BackwardInput => plain(move |cpu, on, _| {
+            let (rows, dy, x) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
+            let (squares, gains) = (on.input::<f32>(2), [on.param(0), on.param(1)]);
+            let outputs = (strips(on.output(0), rows.width), strips(on.output(1), 2));
+            over_rows(&cpu.pool, rows, outputs, |_, at, made| {
+                let of = at.start * rows.width..at.end * rows.width;
+                let (inputs, squares) =
+                    ((&dy[of.clone()], &x[of]), &squares[2 * at.start..2 * at.end]);
+                whole_norm::input_gradient(shape, norm, inputs, squares, gains, made);
+            });
+        }),
+        OpPass::BackwardWeight => plain(move |cpu, on, mode| {
+            let (inputs, squares) = ((on.input::<T>(0), on.input(1)), on.input(2));
+            let gains = [on.gradient::<G>(0), on.gradient(1)];
+            whole_norm::weight_gradient(&cpu.pool, (shape, norm), inputs, squares, gains, mode);
+        }),
+    })
+}
+
+/// Widths of a fused row.
+pub(crate) fn whole_shape(heads: Heads) -> whole_norm::Shape {
+    let width = |count: u64| (count * heads.head_dim) as usize;
+    whole_norm::Shape { queries: width(heads.heads), keys: width(heads.kv_heads) }
 }
 
 /// Parameters of the kernels of latent attention.

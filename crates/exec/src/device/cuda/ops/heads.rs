@@ -11,7 +11,7 @@ pub(in crate::device::cuda) fn norm(heads: Heads, eps: f32, pass: OpPass) -> Bou
     }
     let [heads, kv_heads, head_dim] =
         [heads.heads, heads.kv_heads, heads.head_dim].map(|n| n as usize);
-    let shape = head_norm::Shape { heads, kv_heads, head_dim, least: 0.0, whole: false };
+    let shape = head_norm::Shape { heads, kv_heads, head_dim, least: 0.0 };
     match pass {
         OpPass::Forward => kernel(move |cuda, on, _| {
             let of = (shape, on.rows(0).rows, eps);
