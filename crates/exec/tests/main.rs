@@ -4,6 +4,7 @@ mod checkpoints;
 mod clicks;
 mod common;
 mod compression;
+mod described;
 mod experts;
 mod families;
 mod hogwild;

@@ -345,7 +345,7 @@ fn plain(model: &Model, strategy: &Strategy) -> Strategy {
     let one = match model.body() {
         // Rows of sharded tables have one sum over all samples, whatever the leaves.
         Body::Clicks(_) => crate::common::strategy(SAMPLES, SAMPLES, 1),
-        Body::Tokens {} | Body::Decoder { .. } | Body::Images(_) => {
+        Body::Tokens {} | Body::Decoder { .. } | Body::Images(_) | Body::Network(_) => {
             crate::common::strategy(SAMPLES, micro_batch, leaves)
         }
     };

@@ -36,6 +36,7 @@ pub mod batch_norm;
 pub mod bias;
 pub mod compress;
 pub mod compressed_adam;
+pub mod concat;
 pub mod conv;
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -31,9 +31,6 @@ pub(crate) struct EnergyEstimate {
     pub run_co2_kg: Option<f64>,
 }
 
-/// Joules of a kilowatt-hour.
-const KILOWATT_HOUR: f64 = 3.6e6;
-
 /// Goodput under failures.
 pub(crate) struct FailureEstimate {
     /// Mean time between failures of the whole job.
@@ -87,16 +84,16 @@ impl Estimate {
             training.cost(failures.as_ref().map(|failures| &failures.chosen))
         });
         let energy = outcome.energy.map(|energy| {
-            let facility = run.pue.unwrap_or(1.0) / KILOWATT_HOUR;
+            let power = &run.power;
             // While a job writes checkpoints or restarts, its devices draw the same on average.
             let run_kwh =
-                cost.as_ref().map(|cost: &TrainingCost| energy.watts * cost.wall.0 * facility);
+                cost.as_ref().map(|cost: &TrainingCost| power.kwh(energy.watts * cost.wall.0));
             EnergyEstimate {
                 joules: energy.joules,
                 watts: energy.watts,
-                co2_g: run.carbon_intensity.map(|grams| grams * energy.joules * facility),
+                co2_g: power.co2_g(power.kwh(energy.joules)),
                 run_kwh,
-                run_co2_kg: run_kwh.zip(run.carbon_intensity).map(|(kwh, g)| kwh * g / 1000.0),
+                run_co2_kg: run_kwh.and_then(|kwh| power.co2_g(kwh)).map(|grams| grams / 1000.0),
             }
         });
         Self { cost, failures, energy }

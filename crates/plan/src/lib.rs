@@ -17,6 +17,7 @@ pub mod mesh;
 pub mod model;
 pub mod outer_optimizer;
 pub mod program;
+pub mod samples;
 pub mod schedule;
 pub mod spec;
 pub mod staleness;

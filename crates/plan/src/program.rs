@@ -37,6 +37,7 @@ use crate::ids::{
     BufferId, CallId, GroupId, LaneId, Microbatch, OpId, Rank, RoleId, SegmentId, StageRank,
 };
 use crate::mesh::{Axis, GroupKind, Mesh};
+use crate::samples::SampleKind;
 use crate::strategy::Strategy;
 use crate::units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,8 @@ pub struct Plan {
     pub layers: Vec<String>,
     /// Number of trained parameters of the model, tied tables counted once.
     pub parameters: u64,
+    /// Samples that the model reads.
+    pub samples: SampleKind,
     /// Number of tensors in the gradient norm, over all stages.
     pub norm_entries: u32,
     /// Library that carries sends and receives; otherwise the ranks' transport does.

@@ -16,9 +16,10 @@ use paceline_plan::{DType, text, validate};
 use proptest::prelude::*;
 
 fn model() -> impl Strategy<Value = Model> {
-    let of_tokens = ModelKind::ALL
-        .into_iter()
-        .filter(|kind| !matches!(kind, ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Decoder));
+    let of_tokens = ModelKind::ALL.into_iter().filter(|kind| {
+        use ModelKind::{Decoder, Dlrm, Graph, Resnet};
+        !matches!(kind, Resnet | Dlrm | Decoder | Graph)
+    });
     let kinds = prop::sample::select(of_tokens.collect::<Vec<_>>());
     (kinds, 2u64..7, any::<bool>(), 60u64..70).prop_map(|(kind, layers, tied, vocab)| {
         let attention = kind != ModelKind::Mlp;
@@ -35,7 +36,9 @@ fn model() -> impl Strategy<Value = Model> {
             vocab,
             tied,
             activation: match kind {
-                ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => Activation::Relu,
+                ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Graph => {
+                    Activation::Relu
+                }
                 ModelKind::Gpt2 => Activation::Gelu,
                 ModelKind::Llama | ModelKind::Moe | ModelKind::Decoder => Activation::SwiGlu,
             },

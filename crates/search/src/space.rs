@@ -81,15 +81,19 @@ impl<'a> Space<'a> {
         if matches!(model.body(), Body::Images(_) | Body::Clicks(_)) {
             return tp == 1;
         }
+        if let Body::Network(net) = model.body() {
+            return net.undivided(tp).is_none();
+        }
         let heads = model.kind == ModelKind::Mlp || model.kv_heads.is_multiple_of(tp);
         heads && model.shared_widths().iter().all(|width| width.is_multiple_of(tp))
     }
 
     fn context_fits(&self, cp: u32) -> bool {
         let (model, seq) = (self.request.model, self.request.base.seq);
-        let sequences = !matches!(model.body(), Body::Images(_) | Body::Clicks(_))
-            && model.kind != ModelKind::Mlp
-            && !model.depends_on_distance(seq);
+        let sequences =
+            !matches!(model.body(), Body::Images(_) | Body::Clicks(_) | Body::Network(_))
+                && model.kind != ModelKind::Mlp
+                && !model.depends_on_distance(seq);
         cp == 1 || sequences && cp <= 1 << 12 && seq.is_multiple_of(2 * u64::from(cp))
     }
 
@@ -120,7 +124,8 @@ impl<'a> Space<'a> {
     pub(crate) fn sequence(&self, mesh: &Mesh) -> Vec<bool> {
         let pins = &self.request.pins;
         let tokens = mesh.micro_batch * self.request.base.seq / u64::from(mesh.cp);
-        let can = mesh.tp > 1 && tokens.is_multiple_of(u64::from(mesh.tp));
+        let described = matches!(self.request.model.body(), Body::Network(_));
+        let can = mesh.tp > 1 && !described && tokens.is_multiple_of(u64::from(mesh.tp));
         let must = mesh.tp > 1 && self.moe();
         let legal = [false, true].into_iter().filter(|&sp| if sp { can } else { !must });
         legal.filter(|sp| pins.sp.admits(sp)).collect()

@@ -6,6 +6,7 @@
 mod clicks;
 mod clients;
 pub mod corpus;
+mod digits;
 mod images;
 mod permutation;
 mod source;
@@ -18,8 +19,9 @@ pub use clicks::Clicks;
 pub use clients::{ClientSplit, Federated};
 pub use corpus::{Corpus, CorpusError};
 pub use images::Images;
+pub use paceline_plan::samples::SampleKind;
 pub use permutation::Permutation;
-pub use source::{BUILTIN, Data, DataError, DataSource, SampleKind};
+pub use source::{BUILTIN, Data, DataError, DataSource};
 pub use text::{Text, TextError};
 pub use tokenizer::{Tokenizer, TokenizerError, is_guarded};
 

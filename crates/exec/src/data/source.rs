@@ -3,10 +3,11 @@
 use super::clicks::Clicks;
 use super::clients::{Clients, Federated};
 use super::corpus::{Corpus, CorpusError};
+use super::digits::Digits;
 use super::images::Images;
 use super::sample_start;
 use super::text::{Samples, Text, TextError};
-use paceline_plan::model::{Body, Model};
+use paceline_plan::samples::SampleKind;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,56 +21,6 @@ pub enum DataSource {
     Builtin,
     /// Files.
     Text(Arc<Text>),
-}
-
-/// Kind of a model's samples.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SampleKind {
-    /// Sequences of tokens.
-    Tokens {
-        /// Number of different tokens.
-        vocab: u32,
-        /// Length of a sequence.
-        seq: u64,
-        /// Number of lookahead tokens read beyond a sequence's last target.
-        lookahead: u64,
-    },
-    /// Images, each of one class.
-    Images {
-        /// Pixels along each side.
-        side: u64,
-        /// Numbers in a pixel.
-        channels: u64,
-        /// Number of classes.
-        classes: u32,
-    },
-    /// Clicks with measured numbers and categories.
-    Clicks {
-        /// Number of measured numbers per sample.
-        dense: u64,
-        /// Number of values of each category.
-        tables: Vec<u64>,
-        /// Number of values of each category in a sample.
-        lookups: u64,
-    },
-}
-
-impl SampleKind {
-    /// Sample kind of a model, with sequences of `seq` tokens.
-    pub fn of(model: &Model, seq: u64) -> Self {
-        let vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
-        match model.body() {
-            Body::Tokens {} | Body::Decoder { .. } => {
-                Self::Tokens { vocab, seq, lookahead: model.mtp.depth }
-            }
-            Body::Images(net) => {
-                Self::Images { side: net.image, channels: net.channels, classes: vocab }
-            }
-            Body::Clicks(net) => {
-                Self::Clicks { dense: net.dense, tables: net.tables.clone(), lookups: net.lookups }
-            }
-        }
-    }
 }
 
 /// Samples by number: the same for every rank, in every layout.
@@ -88,6 +39,7 @@ enum Kind {
     Builtin(Corpus),
     Text(Samples),
     Images(Images),
+    Digits(Digits),
     Clicks(Clicks),
 }
 
@@ -141,12 +93,14 @@ impl Data {
             (DataSource::Builtin, SampleKind::Images { side, channels, classes }) => {
                 (1, Kind::Images(Images::new(side, channels, classes, seed)))
             }
+            (DataSource::Builtin, SampleKind::Digits) => (1, Kind::Digits(Digits::new(seed))),
             (DataSource::Builtin, SampleKind::Clicks { dense, tables, lookups }) => {
                 (1, Kind::Clicks(Clicks::new(dense, tables, lookups, seed)))
             }
-            (DataSource::Text(text), SampleKind::Images { .. } | SampleKind::Clicks { .. }) => {
-                return Err(DataError::NotText(text.path().display().to_string()));
-            }
+            (
+                DataSource::Text(text),
+                SampleKind::Images { .. } | SampleKind::Digits | SampleKind::Clicks { .. },
+            ) => return Err(DataError::NotText(text.path().display().to_string())),
         };
         Ok(Self { seq, distinct: None, clients: None, kind })
     }
@@ -165,10 +119,14 @@ impl Data {
         seed: u64,
     ) -> Result<Self, DataError> {
         let Some(federated) = federated else { return Ok(self) };
-        let (Kind::Images(images), Some(distinct)) = (&self.kind, self.distinct) else {
-            return Err(DataError::NoClasses);
+        let class = |sample: u64| match &self.kind {
+            Kind::Images(images) => Some(images.class(sample)),
+            Kind::Digits(digits) => Some(digits.class(sample)),
+            Kind::Builtin(_) | Kind::Text(_) | Kind::Clicks(_) => None,
         };
-        let classes: Vec<u32> = (0..distinct.get()).map(|sample| images.class(sample)).collect();
+        let distinct = self.distinct.ok_or(DataError::NoClasses)?;
+        let classes: Option<Vec<u32>> = (0..distinct.get()).map(class).collect();
+        let classes = classes.ok_or(DataError::NoClasses)?;
         let clients = Clients::new(federated, &classes, replicas, batch, seed);
         Ok(Self { clients: Some(clients), ..self })
     }
@@ -189,7 +147,7 @@ impl Data {
     /// Name by which checkpoints recognise this data.
     pub fn name(&self) -> &str {
         match &self.kind {
-            Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => BUILTIN,
+            Kind::Builtin(_) | Kind::Images(_) | Kind::Digits(_) | Kind::Clicks(_) => BUILTIN,
             Kind::Text(samples) => samples.text().name(),
         }
     }
@@ -197,7 +155,7 @@ impl Data {
     /// Path of the files, if the data is files.
     pub fn path(&self) -> Option<&Path> {
         match &self.kind {
-            Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => None,
+            Kind::Builtin(_) | Kind::Images(_) | Kind::Digits(_) | Kind::Clicks(_) => None,
             Kind::Text(samples) => Some(samples.text().path()),
         }
     }
@@ -218,6 +176,10 @@ impl Data {
                 tokens.fill(images.class(sample));
                 Ok(())
             }
+            Kind::Digits(digits) => {
+                tokens.fill(digits.class(sample));
+                Ok(())
+            }
             Kind::Clicks(clicks) if ahead == 0 => {
                 clicks.ids(sample, tokens);
                 Ok(())
@@ -234,6 +196,7 @@ impl Data {
         let sample = self.number(sample);
         match &self.kind {
             Kind::Images(images) => images.fill(sample, features),
+            Kind::Digits(digits) => digits.fill(sample, features),
             Kind::Clicks(clicks) => clicks.fill(sample, features),
             Kind::Builtin(_) | Kind::Text(_) => features.fill(0.0),
         }
@@ -243,14 +206,14 @@ impl Data {
     pub(crate) fn counted(&self) -> Option<usize> {
         match &self.kind {
             Kind::Clicks(clicks) => Some(clicks.looked_up()),
-            Kind::Builtin(_) | Kind::Text(_) | Kind::Images(_) => None,
+            Kind::Builtin(_) | Kind::Text(_) | Kind::Images(_) | Kind::Digits(_) => None,
         }
     }
 
     /// Number of different samples; `None` if they are endless.
     pub fn samples(&self) -> Option<u64> {
         match &self.kind {
-            Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => None,
+            Kind::Builtin(_) | Kind::Images(_) | Kind::Digits(_) | Kind::Clicks(_) => None,
             Kind::Text(samples) => Some(samples.windows()),
         }
     }
@@ -260,7 +223,7 @@ impl Data {
         match &self.kind {
             Kind::Builtin(corpus) => Some(corpus.floor_for(self.seq)),
             Kind::Clicks(clicks) => Some(clicks.floor()),
-            Kind::Text(_) | Kind::Images(_) => None,
+            Kind::Text(_) | Kind::Images(_) | Kind::Digits(_) => None,
         }
     }
 }

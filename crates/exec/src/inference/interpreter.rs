@@ -14,8 +14,8 @@ use paceline_kernels::experts::dispatch::{self, Full};
 use paceline_kernels::experts::{bias as expert_bias, product, route};
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{
-    Rows, activation, batch_norm, bias, conv, embedding, head_norm, interaction, latent, linear,
-    norm, pooling, reduce, rope, scaling, whole_norm,
+    Rows, activation, batch_norm, bias, concat, conv, embedding, head_norm, interaction, latent,
+    linear, norm, pooling, reduce, rope, scaling, whole_norm,
 };
 use paceline_plan::graph::{
     ActivationKind, GateKind, Graph, HeadNormKind, LayerDecl, LayerGraph, LinearRole, NormKind,
@@ -276,6 +276,17 @@ impl Interpreter {
             OpKind::RowScale { sigmoid } => {
                 y = vec![0.0; rows * width];
                 scaling::rows(Rows { rows, width }, sigmoid, number(0), number(1), &mut y);
+            }
+            OpKind::Concat { .. } => {
+                y = vec![0.0; rows * width];
+                let parts: Vec<(&[f32], usize)> =
+                    (0..op.inputs.len()).map(|i| (number(i), inner(i))).collect();
+                concat::concat(rows, &parts, &mut y);
+            }
+            OpKind::Slice { first, .. } => {
+                y = vec![0.0; rows * width];
+                let (x, at) = (Rows { rows, width: inner(0) }, first as usize);
+                concat::slice(x, at, width, number(0), &mut y);
             }
             OpKind::Add => {
                 y = vec![0.0; number(0).len()];

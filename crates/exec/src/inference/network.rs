@@ -96,6 +96,7 @@ impl ImageNetwork {
         match model.body() {
             Body::Tokens {} | Body::Decoder { .. } => false,
             Body::Images(_) | Body::Clicks(_) => true,
+            Body::Network(net) => !net.reads_tokens(),
         }
     }
 

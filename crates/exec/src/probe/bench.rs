@@ -45,7 +45,7 @@ impl Bench {
         template: usize,
         subject: ProbeTarget,
     ) -> Result<Self, ExecError> {
-        let vocab = check::vocabulary(lender)?;
+        let vocab = lender.samples.classes();
         let template = match subject {
             ProbeTarget::Operator(op) => {
                 let whole = &lender.templates[template];

@@ -189,8 +189,8 @@ pub fn overhead(plan: &Plan, turn: EmptyOp, effort: Duration) -> Result<Seconds,
     let mut stop = TrainOptions { iterations: u32::MAX - 1, ..TrainOptions::default() };
     stop.clip = None;
     let kernels = Arc::new(check::check::<Cpu>(&idle)?);
-    let vocab = check::vocabulary(&idle)?;
-    let data = Data::new(&stop.data, check::reads(plan)?, 0)?;
+    let vocab = idle.samples.classes();
+    let data = Data::new(&stop.data, plan.samples.clone(), 0)?;
     let clock = Instant::now();
     let run = RunContext::<Cpu> {
         plan: &idle,
@@ -223,7 +223,7 @@ pub fn overhead(plan: &Plan, turn: EmptyOp, effort: Duration) -> Result<Seconds,
 /// Time to load one token of the built-in text.
 pub fn load(plan: &Plan, effort: Duration) -> Result<Seconds, ExecError> {
     let (seq, source) = (plan.strategy.seq, TrainOptions::default().data);
-    let data = Data::new(&source, check::reads(plan)?, 0)?;
+    let data = Data::new(&source, plan.samples.clone(), 0)?;
     let mut tokens = vec![0; usize::try_from(seq).unwrap_or(1)];
     let (began, mut samples) = (Instant::now(), 0u64);
     while samples == 0 || began.elapsed() < effort {

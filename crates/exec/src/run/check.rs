@@ -10,7 +10,7 @@ use crate::types::Types;
 use paceline_plan::DType;
 use paceline_plan::collective::Library;
 use paceline_plan::graph::{OpKind, OpPass};
-use paceline_plan::program::{LoadKind, LocalOp, Op, Pacing, Plan, Program, Template};
+use paceline_plan::program::{LocalOp, Op, Pacing, Plan, Program, Template};
 
 /// Checks that a plan can be run on a device, before anything is started for it.
 pub fn can_run(plan: &Plan, device: options::Device) -> Result<(), ExecError> {
@@ -21,7 +21,7 @@ pub fn can_run(plan: &Plan, device: options::Device) -> Result<(), ExecError> {
         #[cfg(not(feature = "cuda"))]
         options::Device::Cuda(_) => return Err(device::no_cuda()),
     }
-    vocabulary(plan).map(|_| ())
+    vocabulary(plan)
 }
 
 /// Finds the kernels of a plan, or fails with the first part that cannot be run.
@@ -58,12 +58,8 @@ pub(crate) fn bind_all<K>(
     plan.templates.iter().zip(used).map(of).collect()
 }
 
-/// Size of the model's vocabulary, or number of classes: the rows of its tables, in any role.
-pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
-    if clicks(plan).is_some() {
-        // Clicked and not clicked.
-        return Ok(2);
-    }
+/// Checks that tables of words or classes have as many rows as the samples have words or classes.
+fn vocabulary(plan: &Plan) -> Result<(), ExecError> {
     let entries = plan.programs.iter().flat_map(|p| &p.buckets).flat_map(|b| &b.entries);
     let mut rows = entries
         .filter(|e| {
@@ -73,78 +69,19 @@ pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
             )
         })
         .map(|e| e.dims[0]);
-    let first = rows.next();
-    match first.and_then(|rows| u32::try_from(rows).ok()) {
-        Some(vocab) if rows.all(|other| other == u64::from(vocab)) => Ok(vocab),
-        Some(_) | None => Err(unsupported(
-            "a model without one table of words or classes (embedding.table.weight, \
-             head.table.weight, head.fc.weight)",
+    match rows.all(|rows| rows == u64::from(plan.samples.classes())) {
+        true => Ok(()),
+        false => Err(unsupported(
+            "a model whose tables have other rows than its samples have words or classes",
             "models of language and of images run",
         )),
     }
 }
 
-/// Sample kind of a plan with embedding tables, if it has any.
-fn clicks(plan: &Plan) -> Option<SampleKind> {
-    let program = plan.programs.first()?;
-    let mut entries = program.buckets.iter().flat_map(|bucket| &bucket.entries);
-    let tables = entries.find(|entry| entry.sparse)?.blocks.clone();
-    let ops = plan.templates.iter().flat_map(|template| &template.ops);
-    let lookups = { ops }.find_map(|op| {
-        let OpKind::EmbeddingBag { lookups, .. } = op.kind else { return None };
-        Some(lookups)
-    })?;
-    let dense = program.body.nodes.iter().find_map(|node| {
-        let Op::Load { what: LoadKind::Features, into, .. } = node.op else { return None };
-        Some(program.buffer(into).elements)
-    })?;
-    Some(SampleKind::Clicks { dense: dense / plan.strategy.micro_batch.max(1), tables, lookups })
-}
-
-/// Number of tokens beyond the targets that the loads of a plan reach.
-fn lookahead(plan: &Plan) -> u64 {
-    let sections = plan.programs.iter().flat_map(|program| [&program.prologue, &program.body]);
-    let places = sections.flat_map(|section| &section.nodes).filter_map(|node| {
-        let Op::Load { what: LoadKind::Lookahead(places), .. } = node.op else { return None };
-        Some(u64::from(places))
-    });
-    places.max().unwrap_or(1).saturating_sub(1)
-}
-
-/// Sample kind of a plan's model.
-pub(crate) fn reads(plan: &Plan) -> Result<SampleKind, ExecError> {
-    if let Some(reads) = clicks(plan) {
-        return Ok(reads);
-    }
-    let vocab = vocabulary(plan)?;
-    for program in &plan.programs {
-        let ops = program.prologue.nodes.iter().chain(&program.body.nodes).map(|node| node.op);
-        let loads = ops.filter_map(|op| {
-            let Op::Load { what: LoadKind::Features, into, .. } = op else { return None };
-            Some(into)
-        });
-        for into in loads {
-            for segment in &program.segments {
-                let template = &plan.templates[segment.template as usize];
-                let reads = |op: &&LocalOp| {
-                    op.inputs.iter().any(|&i| segment.operands[usize::from(i)].buffer == into)
-                };
-                if let Some(LocalOp { kind: OpKind::Conv { window }, .. }) =
-                    template.ops.iter().find(reads)
-                {
-                    let (side, channels) = (window.side, window.channels);
-                    return Ok(SampleKind::Images { side, channels, classes: vocab });
-                }
-            }
-        }
-    }
-    Ok(SampleKind::Tokens { vocab, seq: plan.strategy.seq, lookahead: lookahead(plan) })
-}
-
 /// Dtypes that the kernels of a plan work on.
 pub(crate) fn types(plan: &Plan) -> Result<Types, ExecError> {
     let strategy = &plan.strategy;
-    if clicks(plan).is_some() && strategy.dtype == DType::F16 {
+    if matches!(plan.samples, SampleKind::Clicks { .. }) && strategy.dtype == DType::F16 {
         return Err(unsupported(
             "f16 with tables, whose gradients do not enter the norm by which overflows are seen,",
             "--dtype bf16 and f32 train models with tables",

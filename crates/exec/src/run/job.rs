@@ -65,8 +65,8 @@ impl<'a, D: Device> Job<'a, D> {
     pub(crate) fn new(plan: &'a Plan, options: &'a TrainOptions) -> Result<Self, ExecError> {
         options.check()?;
         let kernels = Arc::new(check::check::<D>(plan)?);
-        let vocab = check::vocabulary(plan)?;
-        let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
+        let vocab = plan.samples.classes();
+        let data = Data::new(&options.data, plan.samples.clone(), options.seed)?;
         let data = data.repeat_first(options.distinct);
         let strategy = &plan.strategy;
         let clients = (strategy.dp, strategy.global_batch);

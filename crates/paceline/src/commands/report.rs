@@ -1,8 +1,9 @@
 //! `paceline report`: redraws a run's page.
 
 use crate::failure::Failure;
-use crate::flags::{CommonFlags, Origins, Problems};
+use crate::flags::{CommonFlags, Origins, Power, PowerFlags, Problems};
 use crate::output::{RunDir, RunRecord};
+use crate::overview::prefixed;
 use crate::report::{
     ErrorSummary, IterationTime, LossCurve, MemoryRow, ReportInput, StalenessBars, error_summary,
     render,
@@ -32,6 +33,8 @@ pub(crate) struct Flags {
     #[arg(long)]
     open: bool,
     #[command(flatten)]
+    power: PowerFlags,
+    #[command(flatten)]
     common: CommonFlags,
 }
 
@@ -43,11 +46,51 @@ struct Record {
     /// Error of the iteration time, split by cause, largest difference first.
     #[serde(skip_serializing_if = "Option::is_none")]
     error_attribution: Option<ErrorAttribution>,
+    #[serde(flatten)]
+    energy: Option<EnergyRecord>,
+}
+
+/// Energy of a run, from the power that the cluster's description states and the measured time.
+#[derive(Clone, Copy, Serialize)]
+struct EnergyRecord {
+    /// Joules of an iteration, of the devices alone.
+    energy_j: f64,
+    mean_power_w: f64,
+    /// Kilowatt-hours of all iterations done, in the facility.
+    energy_kwh: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    co2_g: Option<f64>,
+}
+
+impl EnergyRecord {
+    /// Energy of a run; `None` if its time was not measured or its cluster states no power.
+    fn of(record: &RunRecord, power: &Power) -> Option<Self> {
+        let (watts, seconds) = (record.predicted_power_w?, record.measured_iteration_s?);
+        let kwh = power.kwh(watts * seconds * f64::from(record.iterations_done()));
+        Some(Self {
+            energy_j: watts * seconds,
+            mean_power_w: watts,
+            energy_kwh: kwh,
+            co2_g: power.co2_g(kwh),
+        })
+    }
+
+    fn text(&self) -> String {
+        let [joules, watts] = [(self.energy_j, "J"), (self.mean_power_w, "W")]
+            .map(|(value, unit)| prefixed(value, unit));
+        let run = prefixed(self.energy_kwh * 1000.0, "Wh");
+        let co2 = self.co2_g.map(|grams| format!(", {} of CO2", prefixed(grams, "g")));
+        format!(
+            "{joules} of an iteration, {watts} of all devices by their description; the run {run}{}",
+            co2.unwrap_or_default()
+        )
+    }
 }
 
 /// Reads the run, and writes and prints its report.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
+    let power = flags.power.check(&mut problems);
     let directory = RunDir::existing(&flags.run_dir);
     let mut traces = (None, None);
     let record = if flags.run_dir.is_dir() {
@@ -67,7 +110,9 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let Some(record) = record.filter(|_| problems.is_empty()) else {
         return Err(problems.into());
     };
-    directory.write("report.html", &page(&record, traces.0.as_ref(), traces.1.as_ref()))?;
+    let energy = EnergyRecord::of(&record, &power);
+    let page_of = |energy| page_with(&record, energy, traces.0.as_ref(), traces.1.as_ref());
+    directory.write("report.html", &page_of(energy))?;
     let page = directory.file("report.html");
     let output = flags.common.output();
     let (simulated, measured) = (traces.0.as_ref(), traces.1.as_ref());
@@ -76,6 +121,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         text += &summary.iter().map(|line| format!("{line}\n")).collect::<String>();
         text += &lines.iter().map(|line| format!("  {line}\n")).collect::<String>();
     }
+    text += &energy.map_or(String::new(), |energy| format!("energy: {}\n", energy.text()));
     output.print(&text)?;
     let misses = simulated.zip(measured).and_then(|(s, m)| attribute_error(s, m));
     output.print_json(&Record {
@@ -83,6 +129,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         cluster: record.cluster.clone(),
         report: page.display().to_string(),
         error_attribution: misses,
+        energy,
     })?;
     if flags.open {
         open(&page)?;
@@ -93,6 +140,15 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
 /// Renders the page of a run.
 pub(super) fn page(
     record: &RunRecord,
+    simulated: Option<&Trace>,
+    measured: Option<&Trace>,
+) -> String {
+    page_with(record, EnergyRecord::of(record, &Power::default()), simulated, measured)
+}
+
+fn page_with(
+    record: &RunRecord,
+    energy: Option<EnergyRecord>,
     simulated: Option<&Trace>,
     measured: Option<&Trace>,
 ) -> String {
@@ -113,6 +169,9 @@ pub(super) fn page(
     }
     if let Some(measured) = record.measured_iteration_s {
         fact("measured", format!("{} an iteration, {}", Seconds(measured), record.measured_over()));
+    }
+    if let Some(energy) = energy {
+        fact("energy", energy.text());
     }
     let most = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0));
     let planned = most(&record.planned_peak_bytes);

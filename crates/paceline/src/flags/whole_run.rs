@@ -1,6 +1,7 @@
 //! Flags of `simulate` about a whole training run: tokens, cost and failures.
 
 use super::number::short;
+use super::power::{Power, PowerFlags};
 use super::{Problems, real, whole};
 use clap::Args;
 use paceline_plan::units::Seconds;
@@ -15,13 +16,8 @@ pub(crate) struct WholeRunFlags {
     /// Price of one device for an hour, to estimate the cost; with --tokens
     #[arg(long, value_name = "PRICE", allow_negative_numbers = true)]
     pub price_per_device_hour: Option<String>,
-    /// Grams of CO2 per kilowatt-hour of electricity, to estimate emissions
-    #[arg(long, value_name = "G", allow_negative_numbers = true)]
-    pub carbon_intensity: Option<String>,
-    /// Power of the whole facility over that of the devices (power usage effectiveness), for energy
-    /// and emissions of a run [default: 1]
-    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
-    pub pue: Option<String>,
+    #[command(flatten)]
+    pub power: PowerFlags,
     /// Mean time between failures of one device, in hours, to estimate the goodput
     #[arg(long, value_name = "HOURS", allow_negative_numbers = true)]
     pub mtbf_hours: Option<String>,
@@ -43,10 +39,8 @@ pub(crate) struct WholeRun {
     pub tokens: Option<u64>,
     /// Price of one device for an hour.
     pub price_per_device_hour: Option<f64>,
-    /// Grams of CO2 per kilowatt-hour.
-    pub carbon_intensity: Option<f64>,
-    /// Power of the facility over that of the devices.
-    pub pue: Option<f64>,
+    /// Settings of electricity.
+    pub power: Power,
     /// Failure settings, with `--mtbf-hours`.
     pub failures: Option<FailureFlags>,
 }
@@ -76,8 +70,6 @@ impl WholeRunFlags {
         };
         let price_per_device_hour =
             number("--price-per-device-hour", &self.price_per_device_hour, 0.0, 1e9);
-        let carbon_intensity = number("--carbon-intensity", &self.carbon_intensity, 0.0, 1e5);
-        let pue = number("--pue", &self.pue, 1.0, 100.0);
         let mtbf = number("--mtbf-hours", &self.mtbf_hours, 1e-3, 1e9);
         let checkpoint = number("--checkpoint-seconds", &self.checkpoint_seconds, 1e-3, 1e7);
         let restart = number("--restart-seconds", &self.restart_seconds, 0.0, 1e7);
@@ -99,7 +91,7 @@ impl WholeRunFlags {
             restart: Seconds(restart.unwrap_or(300.0)),
             every,
         });
-        WholeRun { tokens, price_per_device_hour, carbon_intensity, pue, failures }
+        WholeRun { tokens, price_per_device_hour, power: self.power.check(problems), failures }
     }
 }
 

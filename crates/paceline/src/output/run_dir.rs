@@ -71,7 +71,10 @@ pub(crate) struct RunRecord {
     pub floor: Option<f64>,
     /// Predicted iteration time.
     pub predicted_iteration_s: Option<f64>,
-    /// Factors on it between which the measured time is expected on an idle machine; absent where the
+    /// Mean power of all devices that the cluster's description predicts, if it states power.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_power_w: Option<f64>,
+    /// Factors on the predicted time between which the measured time is expected on an idle machine; absent where the
     /// machine is described, whose description has the error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_band: Option<[f64; 2]>,

@@ -167,7 +167,7 @@ fn energy(found: &EnergyEstimate) -> String {
 }
 
 /// Formats a quantity with three digits and a decimal prefix.
-fn prefixed(value: f64, unit: &str) -> String {
+pub(crate) fn prefixed(value: f64, unit: &str) -> String {
     const PREFIXES: [(&str, f64); 6] =
         [("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3)];
     let found = PREFIXES.iter().find(|(_, scale)| value >= *scale);

@@ -8,7 +8,7 @@ mod simulation;
 mod table;
 
 pub(crate) use advice::warnings;
-pub(crate) use details::estimate_facts;
+pub(crate) use details::{estimate_facts, prefixed};
 pub(crate) use experts::largest_peak;
 pub(crate) use plan::{facts, pipeline, plan_text};
 pub(crate) use simulation::{Line, prediction, simulation_text};

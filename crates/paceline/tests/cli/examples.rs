@@ -41,6 +41,9 @@ const PROMISES: &[(&str, Promise)] = &[
     ("synchronous-sgd", Promise::Under("--dp 1")),
     ("large-batch", Promise::Under("--zero 3")),
     ("resnet", Promise::Under("--dp 1 --pp 2")),
+    ("softmax", Promise::Under("--dp 1 --pp 2")),
+    ("two-tower", Promise::Under("--transport thread")),
+    ("encoder-decoder", Promise::Under("--dp 1 --pp 4")),
     ("dlrm", Promise::Under("--transport thread")),
     ("compression", Promise::Under("--transport thread")),
     ("diloco", Promise::Under("--transport thread")),
@@ -54,7 +57,7 @@ const FEW: &str = "--iterations 8 --warmup 2 --json --save-every 0 --out run --o
 /// Shortened samples, for models that read tokens.
 const SHORT: &str = "--seq 16";
 /// Files whose samples are not tokens.
-const NO_TOKENS: [&str; 2] = ["resnet", "dlrm"];
+const NO_TOKENS: [&str; 4] = ["resnet", "dlrm", "softmax", "two-tower"];
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples")

@@ -5,7 +5,7 @@ mod experts;
 
 use super::{
     ActivationKind, GateKind, Graph, Init, LayerDecl, LayerGraph, LinearRole, NormKind, OpKind,
-    OpPass, Operator, Param, Tensor, TensorClass, differentiate, dlrm, resnet,
+    OpPass, Operator, Param, Tensor, TensorClass, differentiate, dlrm, network, resnet,
 };
 use crate::ids::{ParamId, TensorId};
 use crate::model::{
@@ -23,6 +23,7 @@ pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> 
         Body::Tokens {} | Body::Decoder { .. } => {}
         Body::Images(net) => return resnet::build(net, &sizes, batch),
         Body::Clicks(net) => return dlrm::build(net, &sizes, batch),
+        Body::Network(net) => return network::build(net, &sizes, batch, seq),
     }
     let mut layers = vec![LayerDecl { name: "embedding".into(), kind: 0 }];
     let mut kinds = vec![embedding(&sizes)];
@@ -259,7 +260,7 @@ impl<'a> Builder<'a> {
     }
 
     /// An activation whose rows consist of blocks.
-    fn activation_of(&mut self, name: &str, blocks: &[u64]) -> TensorId {
+    pub(super) fn activation_of(&mut self, name: &str, blocks: &[u64]) -> TensorId {
         let id = self.activation(name, blocks.iter().sum());
         if blocks.len() > 1 {
             self.graph.tensors[id.index()].blocks = blocks.to_vec();
@@ -317,7 +318,16 @@ impl<'a> Builder<'a> {
     }
 
     fn norm_with(&mut self, name: &str, x: TensorId, eps: f64) -> TensorId {
-        let norm = self.sizes.decoder.norm;
+        self.norm_of(name, x, self.sizes.decoder.norm, eps)
+    }
+
+    pub(super) fn norm_of(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        norm: NormKind,
+        eps: f64,
+    ) -> TensorId {
         let width = self.graph.tensor(x).dims[1];
         let one = if norm == NormKind::RmsUnit { Init::Zero } else { Init::One };
         let gain = self.param(&format!("{name}.weight"), [1, width], one, false);
@@ -414,7 +424,13 @@ impl<'a> Builder<'a> {
     }
 
     /// y + b.
-    fn biased(&mut self, name: &str, param: &str, y: TensorId, blocks: &[u64]) -> TensorId {
+    pub(super) fn biased(
+        &mut self,
+        name: &str,
+        param: &str,
+        y: TensorId,
+        blocks: &[u64],
+    ) -> TensorId {
         let bias = self.param(param, [1, blocks.iter().sum()], Init::Zero, false);
         if blocks.len() > 1 {
             self.graph.params[bias.index()].blocks = blocks.to_vec();
@@ -430,7 +446,9 @@ impl<'a> Builder<'a> {
         // GPT-2 divides the matrices that write to the residual stream by the root of their number.
         let residual = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
         Init::Normal(match m.kind {
-            ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => (2.0 / inner as f64).sqrt(),
+            ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Graph => {
+                (2.0 / inner as f64).sqrt()
+            }
             _ if residual => 0.02 / (2.0 * m.layers as f64).sqrt(),
             ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe | ModelKind::Decoder => 0.02,
         })

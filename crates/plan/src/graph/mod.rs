@@ -11,6 +11,7 @@ mod cost;
 mod differentiate;
 mod dlrm;
 mod frequencies;
+mod network;
 mod operators;
 mod resnet;
 mod row;

@@ -24,7 +24,7 @@ use super::cost::{CostClass, ElementWise, Permute, Product, RowWise};
 use super::differentiate::Gradient;
 use super::differentiate::Of::{Dy, Sign, Sums, X, Y};
 use super::row::{
-    Row, element_wise, input, lookup, permute, product, reduction, row, row_wise, weight,
+    Row, element_wise, first, input, lookup, permute, product, reduction, row, row_wise, weight,
 };
 use super::sharding::{self, Sharding};
 use crate::compress::CompressOp;
@@ -303,6 +303,22 @@ operators! {
             .intensity(1.0)
             .gradient(Gradient::NONE.passed())
             .sharding(Sharding::LikeInput);
+
+    /// Tensors → their columns beside each other.
+    Concat = "concat" {
+        /// Number of tensors.
+        parts: u64,
+    } => permute(Permute::Copy)
+        .gradient(Gradient::NONE.input(first(parts), &[Dy]))
+        .sharding(Sharding::LikeInput);
+
+    /// x → consecutive columns of it.
+    Slice = "slice" {
+        /// The first one.
+        first: u64,
+        /// Number of columns.
+        width: u64,
+    } => permute(Permute::Copy).gradient(input(&[Dy])).sharding(Sharding::Stream);
 
     /// logits → largest logit per row. The loss's gradient covers it.
     RowMax = "row_max"

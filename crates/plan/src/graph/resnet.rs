@@ -125,7 +125,17 @@ impl Builder<'_> {
     }
 
     fn batch_norm(&mut self, name: &str, x: Images) -> Images {
-        let channels = x.channels;
+        let eps = self.sizes.model.norm_eps;
+        Images { tensor: self.batch_norm_of(name, (x.tensor, x.side, x.channels), eps), ..x }
+    }
+
+    /// Normalises images of `side` and `channels`.
+    pub(super) fn batch_norm_of(
+        &mut self,
+        name: &str,
+        (x, side, channels): (TensorId, u64, u64),
+        eps: f64,
+    ) -> TensorId {
         let vector = |builder: &mut Self, what: &str, init: Init| {
             builder.param(&format!("{name}.{what}"), [1, channels], init, false)
         };
@@ -138,20 +148,20 @@ impl Builder<'_> {
             self.graph.params[average.index()].running = true;
         }
         let sums = self.per_channel(&format!("{name}.sums"), channels);
-        self.op(OpKind::BatchSums { channels }, &[x.tensor], &[mean], &[sums]);
-        let y = self.activation(name, x.side * x.side * channels);
+        self.op(OpKind::BatchSums { channels }, &[x], &[mean], &[sums]);
+        let y = self.activation(name, side * side * channels);
         let statistics = self.per_channel(&format!("{name}.statistics"), channels);
         let (images, samples) = (self.sizes.tokens, self.sizes.tokens_per_iteration);
         let kind = OpKind::BatchNorm {
             channels,
-            eps: self.sizes.model.norm_eps,
-            pixels: images * x.side * x.side,
+            eps,
+            pixels: images * side * side,
             over: 1,
             share: images as f64 / samples as f64,
         };
         let params = [gain, bias, mean, variance];
-        self.op(kind, &[x.tensor, sums], &params, &[y, statistics]);
-        Images { tensor: y, ..x }
+        self.op(kind, &[x, sums], &params, &[y, statistics]);
+        y
     }
 
     /// Two values per channel for a whole microbatch.

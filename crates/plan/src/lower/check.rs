@@ -1,6 +1,6 @@
 //! Checks that a strategy fits a model; reports all problems at once, each with a fix.
 
-use super::{check_experts, check_replicas, tables};
+use super::{check_experts, check_networks, check_replicas, tables};
 use crate::collective::{self, Algorithm, CollectiveKind, SummationOrder};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
@@ -75,6 +75,7 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
     tensor(model, s, &mut say);
     images(model, s, &mut say);
     clicks(model, s, &mut say);
+    check_networks::check(model, s, &mut say);
     context(model, s, &mut say);
     types(s, &mut say);
     check_experts::check(model, s, &mut say);
@@ -128,12 +129,15 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
 
 /// Rejects axes along which image networks cannot be sharded.
 fn images(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    let Body::Images(net) = model.body() else {
-        if s.sync_batch_norm {
-            say("--sync-batch-norm", format!("{} has no batch norm; leave it out", model.name()));
-        }
-        return;
+    let normed = match model.body() {
+        Body::Images(_) => true,
+        Body::Network(net) => net.has_batch_norm(),
+        Body::Tokens {} | Body::Decoder { .. } | Body::Clicks(_) => false,
     };
+    if !normed && s.sync_batch_norm {
+        say("--sync-batch-norm", format!("{} has no batch norm; leave it out", model.name()));
+        return;
+    }
     if s.sync_batch_norm && !s.schedule.flushes() {
         say(
             "--sync-batch-norm",
@@ -147,6 +151,7 @@ fn images(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
         let why = "asynchronous or local-SGD replicas cannot share batch statistics";
         say("--sync-batch-norm", format!("{why}; leave it out"));
     }
+    let Body::Images(net) = model.body() else { return };
     for (flag, size) in [("--tp", s.tp), ("--cp", s.cp)] {
         if size > 1 {
             say(

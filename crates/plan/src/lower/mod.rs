@@ -15,6 +15,7 @@ mod bucket;
 mod bucket_plan;
 mod check;
 mod check_experts;
+mod check_networks;
 mod check_replicas;
 mod compress;
 mod double_buffer;
@@ -60,6 +61,7 @@ use crate::ids::{GroupId, Microbatch};
 use crate::mesh::{Axis, GroupKind, Mesh};
 use crate::model::Model;
 use crate::program::{ComputePass, Plan, Template};
+use crate::samples::SampleKind;
 use crate::schedule::{self, Action, Pass};
 use crate::strategy::{Strategy, Sync, Zero};
 use segment::{LayerPass, Scratch};
@@ -96,6 +98,7 @@ pub fn lower_on(model: &Model, strategy: &Strategy, fabric: &Fabric) -> Result<P
         programs,
         layers: context.graph.layers.iter().map(|l| l.name.clone()).collect(),
         parameters: model.parameters(),
+        samples: SampleKind::of(model, strategy.seq),
         norm_entries: bucket::norm_entries(&context.graph),
         messages: None,
     };

@@ -134,7 +134,10 @@ pub(super) fn shard(
     if keeps != SavedActivations::InputOfAll {
         recompute::prune(&mut recompute, &external(backward.iter(), output_grad));
     }
-    let saved = external(recompute.iter().chain(&backward), output_grad);
+    let mut saved = external(recompute.iter().chain(&backward), output_grad);
+    // What samples give is loaded into buffers that stay, also where only the forward pass reads it.
+    let given = external(forward.iter(), input).into_iter();
+    saved.extend(given.filter(|&v| !saved.contains(&v)).collect::<Vec<_>>());
     let (values, params) = (sharder.values, sharder.params);
     let split = strategy.schedule.splits_backward();
     let halves = split.then(|| split_backward::halves(&backward, input_grad, strategy));

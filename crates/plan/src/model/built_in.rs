@@ -28,7 +28,7 @@ macro_rules! files {
     };
 }
 
-static FILES: [(&str, &str); 64] = files![
+static FILES: [(&str, &str); 68] = files![
     "mini",
     "mini-llama",
     "mini-moe",
@@ -93,6 +93,10 @@ static FILES: [(&str, &str); 64] = files![
     "llama4-maverick",
     "dlrm-mini",
     "dlrm-criteo",
+    "softmax-digits",
+    "two-tower",
+    "encoder-decoder",
+    "vgg16",
 ];
 
 #[cfg(test)]

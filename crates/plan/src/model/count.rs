@@ -18,6 +18,7 @@ impl Model {
             body @ (Body::Tokens {} | Body::Decoder { .. }) => self.count(body) as u64,
             Body::Images(net) => net.count() as u64,
             Body::Clicks(net) => net.count() as u64,
+            Body::Network(net) => net.count() as u64,
         }
     }
 
@@ -162,7 +163,9 @@ impl ModelDims {
     pub(super) fn count(&self, body: &Body) -> u128 {
         let decoder = match body {
             Body::Decoder { decoder } => (**decoder).clone(),
-            Body::Tokens {} | Body::Images(_) | Body::Clicks(_) => Decoder::of(self),
+            Body::Tokens {} | Body::Images(_) | Body::Clicks(_) | Body::Network(_) => {
+                Decoder::of(self)
+            }
         };
         let d = &decoder;
         let [d_model, positions, vocab] =
@@ -269,7 +272,7 @@ impl ModelDims {
     /// Number of parameters of one norm: gain and bias, only a gain, or no norm at all.
     fn norm_count(&self, d: &Decoder) -> u128 {
         let vectors = match (self.kind, d.norm) {
-            (ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm, _) => 0,
+            (ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Graph, _) => 0,
             (_, NormKind::Layer) => 2,
             (_, NormKind::Rms | NormKind::LayerGain | NormKind::RmsUnit) => 1,
         };
@@ -474,7 +477,8 @@ pub(in crate::model) mod tests {
     /// Dimensions that a file could hold, from tiny to beyond the limit on parameters.
     pub(in crate::model) fn shapes() -> impl Strategy<Value = ModelDims> {
         let of_tokens = ModelKind::ALL.into_iter().filter(|kind| {
-            !matches!(kind, ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Decoder)
+            use ModelKind::{Decoder, Dlrm, Graph, Resnet};
+            !matches!(kind, Resnet | Dlrm | Decoder | Graph)
         });
         let kinds = prop::sample::select(of_tokens.collect::<Vec<_>>());
         let sizes = (up_to(65_535), up_to(1 << 17), up_to(1 << 12), up_to(64), up_to(1 << 26));
@@ -497,7 +501,8 @@ pub(in crate::model) mod tests {
                     | ModelKind::Llama
                     | ModelKind::Resnet
                     | ModelKind::Decoder
-                    | ModelKind::Dlrm => Experts::default(),
+                    | ModelKind::Dlrm
+                    | ModelKind::Graph => Experts::default(),
                 };
                 let (attention, learned, rotary) = (
                     u64::from(kind.has_attention()),

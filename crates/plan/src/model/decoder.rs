@@ -195,7 +195,8 @@ impl Decoder {
             | ModelKind::Moe
             | ModelKind::Decoder
             | ModelKind::Resnet
-            | ModelKind::Dlrm => {
+            | ModelKind::Dlrm
+            | ModelKind::Graph => {
                 let qk_norm = shape.qk_norm.then_some(QueryKeyNorm::Heads(HeadNormKind::Head));
                 let choice_bias = shape.experts.router == Router::Sigmoid;
                 Self { qk_norm, choice_bias, ..plain }

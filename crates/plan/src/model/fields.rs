@@ -63,7 +63,8 @@ impl Fields {
             | ModelKind::Moe
             | ModelKind::Resnet
             | ModelKind::Dlrm
-            | ModelKind::Decoder => self.size(Field::Ffn),
+            | ModelKind::Decoder
+            | ModelKind::Graph => self.size(Field::Ffn),
         };
         let seq = self.size(Field::Seq);
         let max_positions = match has(Field::Positions) {
@@ -189,6 +190,11 @@ impl Fields {
             return Err(self.give_up());
         }
         Model::from_body(name, body)
+    }
+
+    /// Returns true if no problem has been recorded.
+    pub(super) fn is_sound(&self) -> bool {
+        self.errors.problems.is_empty()
     }
 
     /// Line of the kind.

@@ -16,6 +16,7 @@ mod field;
 mod fields;
 mod keys;
 mod mtp;
+pub mod network;
 mod parse;
 mod resnet;
 
@@ -28,6 +29,7 @@ pub use decoder::{Decoder, Norms, Position, QueryKeyNorm, Residual};
 pub use dlrm::Dlrm;
 pub use experts::{Experts, Latent, Router};
 pub use mtp::Mtp;
+pub use network::Network;
 pub use resnet::{Block, ResNet, Stem};
 
 use crate::located::Errors;
@@ -67,6 +69,8 @@ pub enum Body {
     Images(ResNet),
     /// Dense and sparse features of a click.
     Clicks(Dlrm),
+    /// Samples of the kind that a description operator by operator names.
+    Network(Network),
 }
 
 /// Dimensions of a model, not yet checked.
@@ -139,6 +143,8 @@ pub enum ModelKind {
     Dlrm,
     /// A transformer whose layers are described by a [`Decoder`].
     Decoder,
+    /// A network described operator by operator.
+    Graph,
 }
 
 /// The non-linearity of the feed-forward network.
@@ -171,9 +177,10 @@ impl Model {
     /// Checks dimensions given in code; errors name the model instead of a file.
     pub fn new(name: impl Into<String>, shape: ModelDims) -> Result<Self, Errors> {
         let name = name.into();
-        if matches!(shape.kind, ModelKind::Resnet | ModelKind::Dlrm) {
+        if matches!(shape.kind, ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Graph) {
             let problem = "such a model is not described by widths and heads".to_owned();
-            let remedy = "make it with `Model::resnet` or `Model::dlrm`".to_owned();
+            let remedy =
+                "make it with `Model::resnet`, `Model::dlrm` or `Model::network`".to_owned();
             return Err(Errors::one(name, None, problem, remedy));
         }
         match shape.kind {
@@ -208,6 +215,7 @@ impl Model {
         let (problem, shape) = match &body {
             Body::Images(net) => (resnet::too_large(net), resnet::shape(net)),
             Body::Clicks(net) => (dlrm::too_large(net), dlrm::shape(net)),
+            Body::Network(net) => (network::too_large(net), network::shape(net)),
             Body::Tokens {} | Body::Decoder { .. } => {
                 unreachable!("models of tokens have a shape")
             }
@@ -230,13 +238,14 @@ impl Model {
 
     /// The same model on samples of another length; learned positions limit it.
     pub fn with_seq(&self, seq: u64) -> Result<Self, Errors> {
-        match self.body {
+        match &self.body {
             Body::Tokens {} | Body::Decoder { .. } => {
                 let shape = ModelDims { seq, ..self.shape };
                 let model = Self::checked(self.name.clone(), shape, self.body.clone())?;
                 Ok(Self { family: self.family, ..model })
             }
             Body::Images(_) | Body::Clicks(_) => Ok(self.clone()),
+            Body::Network(net) => Self::network(self.name.clone(), net.with_seq(seq)),
         }
     }
 
@@ -294,7 +303,9 @@ impl Model {
     pub fn decoder(&self) -> Decoder {
         match &self.body {
             Body::Decoder { decoder } => (**decoder).clone(),
-            Body::Tokens {} | Body::Images(_) | Body::Clicks(_) => Decoder::of(&self.shape),
+            Body::Tokens {} | Body::Images(_) | Body::Clicks(_) | Body::Network(_) => {
+                Decoder::of(&self.shape)
+            }
         }
     }
 }
@@ -316,8 +327,16 @@ impl ModelDims {
 
 impl ModelKind {
     /// All kinds that can be built.
-    pub const ALL: [Self; 7] =
-        [Self::Mlp, Self::Gpt2, Self::Llama, Self::Moe, Self::Resnet, Self::Dlrm, Self::Decoder];
+    pub const ALL: [Self; 8] = [
+        Self::Mlp,
+        Self::Gpt2,
+        Self::Llama,
+        Self::Moe,
+        Self::Resnet,
+        Self::Dlrm,
+        Self::Decoder,
+        Self::Graph,
+    ];
 
     /// Name used in files and reports.
     pub const fn name(self) -> &'static str {
@@ -329,13 +348,14 @@ impl ModelKind {
             Self::Moe => "moe",
             Self::Dlrm => "dlrm",
             Self::Decoder => "decoder",
+            Self::Graph => "graph",
         }
     }
 
     /// Returns true if the kind has attention.
     pub const fn has_attention(self) -> bool {
         match self {
-            Self::Mlp | Self::Resnet | Self::Dlrm => false,
+            Self::Mlp | Self::Resnet | Self::Dlrm | Self::Graph => false,
             Self::Gpt2 | Self::Llama | Self::Moe | Self::Decoder => true,
         }
     }
@@ -344,14 +364,16 @@ impl ModelKind {
     pub const fn has_biases(self) -> bool {
         match self {
             Self::Mlp | Self::Gpt2 => true,
-            Self::Llama | Self::Moe | Self::Resnet | Self::Dlrm | Self::Decoder => false,
+            Self::Llama | Self::Moe | Self::Resnet | Self::Dlrm | Self::Decoder | Self::Graph => {
+                false
+            }
         }
     }
 
     /// Returns true if positions are rotary and norms use the root mean square.
     pub const fn is_rotary(self) -> bool {
         match self {
-            Self::Mlp | Self::Gpt2 | Self::Resnet | Self::Dlrm => false,
+            Self::Mlp | Self::Gpt2 | Self::Resnet | Self::Dlrm | Self::Graph => false,
             Self::Llama | Self::Moe | Self::Decoder => true,
         }
     }
@@ -361,7 +383,7 @@ impl ModelKind {
         match self {
             Self::Mlp => &[Activation::Relu, Activation::Gelu, Activation::SquaredRelu],
             Self::Gpt2 => &[Activation::Gelu, Activation::Relu, Activation::SquaredRelu],
-            Self::Resnet | Self::Dlrm => &[Activation::Relu],
+            Self::Resnet | Self::Dlrm | Self::Graph => &[Activation::Relu],
             Self::Decoder => &Activation::ALL,
             Self::Llama | Self::Moe => {
                 &[Activation::SwiGlu, Activation::Gelu, Activation::Relu, Activation::SquaredRelu]

@@ -4,7 +4,9 @@ use super::codec::Codec;
 use super::features::features;
 use super::field::{Field, Words};
 use super::fields::{Fields, Given};
-use super::{Activation, Body, Decoder, Model, ModelKind, Position, decoder, dlrm, resnet};
+use super::{
+    Activation, Body, Decoder, Model, ModelKind, Position, decoder, dlrm, network, resnet,
+};
 use crate::located::{self, Errors, quoted};
 use crate::suggest::suggest;
 
@@ -32,6 +34,10 @@ impl Model {
             }
             ModelKind::Dlrm => {
                 let body = dlrm::parse(&mut fields);
+                return fields.finish_body(file_name, body);
+            }
+            ModelKind::Graph => {
+                let body = network::parse(&mut fields);
                 return fields.finish_body(file_name, body);
             }
             ModelKind::Mlp
@@ -78,6 +84,7 @@ impl Model {
             Body::Tokens {} | Body::Decoder { .. } => None,
             Body::Images(net) => Some(resnet::to_toml(net)),
             Body::Clicks(net) => Some(dlrm::to_toml(net)),
+            Body::Network(net) => Some(net.to_toml()),
         };
         if let Some(rest) = rest {
             let name = toml::Value::String(self.name().to_owned());

@@ -15,6 +15,7 @@ use crate::program::{
     Access, Bucket, CarryoverOp, ComputePass, IterationFilter, LocalOp, Memory, MemoryKind,
     Operand, Outputs, Plan, Program, Section, Template, TensorNorms,
 };
+use crate::samples::SampleKind;
 use crate::strategy::{Offload, Split, Store, Strategy, TableSharding};
 use crate::units::Bytes;
 use std::fmt::Display;
@@ -109,6 +110,41 @@ impl<'t> Reader<'t> {
         }
     }
 
+    fn samples(&mut self) -> Result<SampleKind> {
+        /// Consumes a word and the number behind it.
+        fn number<T: FromStr<Err: Display>>(line: &mut Line<'_>, word: &str) -> Result<T> {
+            line.expect(word)?;
+            line.value(word)
+        }
+        let mut line = self.line_of("samples")?;
+        let line = &mut line;
+        let samples = match line.word("kind of samples")? {
+            "tokens" => SampleKind::Tokens {
+                vocab: number(line, "vocab")?,
+                seq: number(line, "seq")?,
+                lookahead: number(line, "lookahead")?,
+            },
+            "images" => SampleKind::Images {
+                side: number(line, "side")?,
+                channels: number(line, "channels")?,
+                classes: number(line, "classes")?,
+            },
+            "digits" => SampleKind::Digits,
+            "clicks" => {
+                let (dense, lookups) = (number(line, "dense")?, number(line, "lookups")?);
+                line.expect("tables")?;
+                let mut tables = Vec::new();
+                while !line.is_empty() {
+                    tables.push(line.value("rows of a table")?);
+                }
+                SampleKind::Clicks { dense, lookups, tables }
+            }
+            other => return line.error(format!("there are no samples '{other}'")),
+        };
+        line.end()?;
+        Ok(samples)
+    }
+
     fn plan(&mut self) -> Result<Plan> {
         let header = HEADER.split(' ').collect::<Vec<_>>();
         let mut line = self.line(&format!("'{HEADER}'"))?;
@@ -119,7 +155,8 @@ impl<'t> Reader<'t> {
         let mut line = self.line_of("model")?;
         let model = line.string("the model's name")?;
         line.end()?;
-        let (parameters, norm_entries) = (self.field("parameters")?, self.field("norm_entries")?);
+        let (parameters, samples) = (self.field("parameters")?, self.samples()?);
+        let norm_entries = self.field("norm_entries")?;
         let by_library = self.peeked.is_some_and(|line| line.peek() == "messages");
         let messages = by_library.then(|| self.field("messages")).transpose()?;
         let strategy = self.strategy()?;
@@ -133,6 +170,7 @@ impl<'t> Reader<'t> {
             programs: Vec::new(),
             layers: Vec::new(),
             parameters,
+            samples,
             norm_entries,
             messages,
         };

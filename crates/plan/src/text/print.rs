@@ -9,11 +9,12 @@ use crate::program::{
     Bucket, Call, Entry, IterationFilter, MemoryKind, Op, Plan, Program, Section, Segment, Service,
     Template, TensorNorms, View,
 };
+use crate::samples::SampleKind;
 use crate::strategy::{Offload, Split, Store, Strategy, TableSharding};
 use std::fmt;
 
 /// The first line of every plan.
-pub(super) const HEADER: &str = "paceline plan 2";
+pub(super) const HEADER: &str = "paceline plan 3";
 
 /// Prints a whole plan in its text form; [`parse`](fn@super::parse) returns the same plan.
 pub fn print(plan: &Plan) -> String {
@@ -33,11 +34,30 @@ macro_rules! put {
 }
 
 impl<'p> Printer<'p> {
+    fn samples(&mut self, samples: &SampleKind) {
+        match samples {
+            SampleKind::Tokens { vocab, seq, lookahead } => {
+                put!(self, "tokens vocab {vocab} seq {seq} lookahead {lookahead}\n");
+            }
+            SampleKind::Images { side, channels, classes } => {
+                put!(self, "images side {side} channels {channels} classes {classes}\n");
+            }
+            SampleKind::Digits => put!(self, "digits\n"),
+            SampleKind::Clicks { dense, lookups, tables } => {
+                put!(self, "clicks dense {dense} lookups {lookups} tables");
+                tables.iter().for_each(|rows| put!(self, " {rows}"));
+                put!(self, "\n");
+            }
+        }
+    }
+
     fn plan(&mut self) {
         let plan = self.plan;
         put!(self, "{HEADER}\nmodel ");
         quote(&plan.model, &mut self.out);
-        put!(self, "\nparameters {}\nnorm_entries {}\n", plan.parameters, plan.norm_entries);
+        put!(self, "\nparameters {}\nsamples ", plan.parameters);
+        self.samples(&plan.samples);
+        put!(self, "norm_entries {}\n", plan.norm_entries);
         if let Some(library) = plan.messages {
             put!(self, "messages {}\n", library.name());
         }

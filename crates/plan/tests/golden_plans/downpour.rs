@@ -10,6 +10,7 @@ use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{
     Access, ComputePass, LoadKind, MemoryKind, Op, Peer, Plan, Program, Service,
 };
+use paceline_plan::samples::SampleKind;
 use paceline_plan::strategy::{OptimizerKind, Strategy, Sync};
 
 const TOKENS: u64 = 8;
@@ -49,6 +50,7 @@ pub(crate) fn plan() -> Plan {
         programs: vec![replica(), server()],
         layers: vec!["linear".into()],
         parameters: WIDTH * WIDTH,
+        samples: SampleKind::Tokens { vocab: 64, seq: 16, lookahead: 0 },
         norm_entries: 1,
         messages: None,
     }

@@ -35,7 +35,9 @@ fn tiny(kind: ModelKind) -> Model {
         vocab: 64,
         tied: kind == ModelKind::Gpt2,
         activation: match kind {
-            ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => Activation::Relu,
+            ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Graph => {
+                Activation::Relu
+            }
             ModelKind::Gpt2 => Activation::Gelu,
             ModelKind::Llama | ModelKind::Moe | ModelKind::Decoder => Activation::SwiGlu,
         },
@@ -56,7 +58,8 @@ fn tiny(kind: ModelKind) -> Model {
             | ModelKind::Llama
             | ModelKind::Resnet
             | ModelKind::Dlrm
-            | ModelKind::Decoder => Experts::default(),
+            | ModelKind::Decoder
+            | ModelKind::Graph => Experts::default(),
         },
         latent: Latent::default(),
         mtp: Mtp::default(),

@@ -15,6 +15,7 @@ use paceline_plan::program::{
     Access, Bucket, CarryoverOp, ComputePass, MemoryKind, Op, Peer, Plan, Program, StepPhase,
     Template, View,
 };
+use paceline_plan::samples::SampleKind;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 
 const STEP: Op = Op::Step { bucket: 0, phase: StepPhase::Apply };
@@ -36,6 +37,7 @@ pub(crate) fn plan() -> Plan {
         programs: vec![first(), second()],
         layers: vec!["linear.0".into(), "linear.1".into()],
         parameters: 2 * WIDTH * WIDTH,
+        samples: SampleKind::Tokens { vocab: 64, seq: 16, lookahead: 0 },
         norm_entries: 2,
         messages: None,
     }

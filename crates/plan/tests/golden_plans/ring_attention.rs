@@ -8,6 +8,7 @@ use paceline_plan::graph::{Heads, OpKind, OpPass, Scores};
 use paceline_plan::ids::{LaneId, Microbatch};
 use paceline_plan::mesh::Axis;
 use paceline_plan::program::{Access, ComputePass, MemoryKind, Op, Peer, Plan, Program, Template};
+use paceline_plan::samples::SampleKind;
 use paceline_plan::strategy::Strategy;
 
 const RANKS: u32 = 4;
@@ -25,6 +26,7 @@ pub(crate) fn plan() -> Plan {
         programs: vec![program()],
         layers: vec!["attention".into()],
         parameters: 0,
+        samples: SampleKind::Tokens { vocab: 64, seq: 16, lookahead: 0 },
         norm_entries: 0,
         messages: None,
     }

@@ -2,8 +2,8 @@
 
 use super::operands::Operands;
 use super::ops::{
-    activation, attention, clicks, compressed, embedding, experts, heads, images, linear, loss,
-    norm, scaling, sums,
+    activation, attention, clicks, compressed, concat, embedding, experts, heads, images, linear,
+    loss, norm, scaling, sums,
 };
 use super::{Cpu, step};
 use crate::device::{OpShape, Operator};
@@ -64,6 +64,8 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
         OpKind::RowScale { sigmoid: true } => scaling::rows::<T, T>(true, pass),
         OpKind::RowScale { sigmoid: false } => scaling::rows::<T, f32>(false, pass),
         OpKind::Add => activation::add::<T>(pass),
+        OpKind::Concat { parts } => concat::concat::<T>(parts, pass),
+        OpKind::Slice { first, width } => concat::slice::<T>(first, width, pass),
         OpKind::RowMax => loss::row_max::<T>(pass),
         OpKind::SoftmaxStats => loss::softmax_stats::<T>(pass),
         OpKind::CrossEntropy { scale } => loss::cross_entropy::<T>(scale as f32, pass),

@@ -188,6 +188,8 @@ fn one(shape: OpShape<'_>, replaced: bool, shared: bool) -> Bound {
         | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::AttentionBlock { .. }
+        | OpKind::Concat { .. }
+        | OpKind::Slice { .. }
         | OpKind::Conv { .. }
         | OpKind::BatchSums { .. }
         | OpKind::BatchNorm { .. }

@@ -115,6 +115,7 @@ impl Job {
             iterations: past.iterations,
             floor: self.floor(),
             predicted_iteration_s: None,
+            predicted_power_w: None,
             predicted_band: None,
             measured_iteration_s: None,
             measured_iterations: None,
@@ -142,6 +143,7 @@ impl Job {
         match paceline_sim::simulate(&self.plan, &self.cluster, &options) {
             Ok(outcome) => {
                 record.predicted_iteration_s = Some(outcome.iteration.0);
+                record.predicted_power_w = outcome.energy.map(|energy| energy.watts);
                 record.predicted_band = self.has_quick_profile().then_some(QUICK_BAND);
                 outcome.trace.map(|trace| unfold(trace, &self.plan))
             }

@@ -19,6 +19,7 @@ use crate::program::{
     LoadKind, LocalOp, Memory, MemoryKind, Op, Operand, Outputs, Peer, Plan, Program, Section,
     Segment, Service, StepPhase, Template, TensorNorms, View,
 };
+use crate::samples::SampleKind;
 use crate::schedule::ScheduleKind;
 use crate::spec::{Layout, Placement};
 use crate::strategy::{
@@ -66,6 +67,17 @@ impl Draw {
 
     fn option<T>(&mut self, one: impl FnOnce(&mut Self) -> T) -> Option<T> {
         (self.below(2) == 0).then(|| one(self))
+    }
+
+    fn samples(&mut self) -> SampleKind {
+        let (a, b, n) = (self.number(), self.number(), self.short());
+        let tables = self.list(Self::number);
+        self.pick(&[
+            SampleKind::Tokens { vocab: n, seq: a, lookahead: b },
+            SampleKind::Images { side: a, channels: b, classes: n },
+            SampleKind::Digits,
+            SampleKind::Clicks { dense: a, lookups: b, tables },
+        ])
     }
 
     fn flag(&mut self) -> bool {
@@ -321,6 +333,8 @@ impl Draw {
             OpKind::Activation { function },
             OpKind::SwiGlu,
             OpKind::Add,
+            OpKind::Concat { parts: a },
+            OpKind::Slice { first: a, width: b },
             OpKind::RowMax,
             OpKind::SoftmaxStats,
             OpKind::CrossEntropy { scale: x },
@@ -577,6 +591,7 @@ impl Draw {
             programs: self.list(Self::program),
             layers: self.list(Self::name),
             parameters: self.number(),
+            samples: self.samples(),
             norm_entries: self.short(),
             messages: self.pick(&[None, Some(Library::Nccl), Some(Library::Mpi)]),
         }

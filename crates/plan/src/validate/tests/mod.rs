@@ -14,6 +14,7 @@ use crate::program::{
     Access, Bucket, Buffer, Call, CarryoverOp, ComputePass, Entry, LoadKind, LocalOp, Memory,
     MemoryKind, Op, Operand, Outputs, Peer, Segment, Service, StepPhase, Template, View,
 };
+use crate::samples::SampleKind;
 use crate::spec::Placement;
 use crate::strategy::Strategy;
 
@@ -289,6 +290,7 @@ fn plan_of(stages: &[Ops]) -> Plan {
         programs,
         layers: vec!["layer".into()],
         parameters: N,
+        samples: SampleKind::Tokens { vocab: 64, seq: 16, lookahead: 0 },
         norm_entries: 1,
         messages: None,
     }

@@ -4,6 +4,7 @@ pub(super) mod activation;
 pub(crate) mod attention;
 pub(super) mod clicks;
 pub(super) mod compressed;
+pub(super) mod concat;
 pub(super) mod embedding;
 pub(crate) mod experts;
 pub(super) mod fused;
