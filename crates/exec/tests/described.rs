@@ -109,7 +109,15 @@ fn gradients_are_those_of_the_loss() {
         let layout = Strategy { optimizer: OptimizerKind::Sgd, ..one(&model) };
         let lr = if name == "softmax-digits" { 1e-3 } else { 1e-4 };
         let (distinct, schedule) = (NonZeroU64::new(8), LrSchedule::Constant);
-        let step = TrainOptions { lr, weight_decay: 0.0, distinct, clip: None, warmup: 0, schedule, ..options(2) };
+        let step = TrainOptions {
+            lr,
+            weight_decay: 0.0,
+            distinct,
+            clip: None,
+            warmup: 0,
+            schedule,
+            ..options(2)
+        };
         let outcome = train(&plan(&model, &layout), &step, &mut |_| {}).expect("runs");
         let [before, after] = [&outcome.iterations[0], &outcome.iterations[1]];
         let norm = f64::from(before.grad_norm);

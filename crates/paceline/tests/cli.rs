@@ -7,6 +7,7 @@ mod cli {
     mod examples;
     mod experts;
     mod faults;
+    mod graphs;
     mod hostile;
     mod input;
     mod json;

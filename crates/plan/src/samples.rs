@@ -53,7 +53,7 @@ impl SampleKind {
                 Input::Images { side, channels, classes: _ } => {
                     Self::Images { side, channels, classes: vocab }
                 }
-                Input::Tokens { .. } => Self::Tokens { vocab, seq, lookahead: net.lookahead() },
+                Input::Tokens { .. } => Self::Tokens { vocab, seq, lookahead: net.lookahead(seq) },
             },
             Body::Clicks(net) => {
                 Self::Clicks { dense: net.dense, lookups: net.lookups, tables: net.tables.clone() }

@@ -13,5 +13,5 @@ mod sharpness;
 
 pub use evaluate::{Evaluation, evaluate};
 pub use generate::{GenerateError, Sampling, generate};
-pub use network::{ImageNetwork, Network};
+pub use network::{ImageNetwork, Network, trains_only};
 pub use sharpness::perturbed;

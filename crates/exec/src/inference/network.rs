@@ -73,6 +73,17 @@ impl Network {
     }
 }
 
+/// Reason that a model can be trained but not evaluated, if there is one.
+pub fn trains_only(model: &Model) -> Option<String> {
+    let Body::Network(net) = model.body() else { return None };
+    net.reads_tokens().then(|| {
+        format!(
+            "{}: a graph on tokens is trained only, not evaluated, and writes no text",
+            model.name()
+        )
+    })
+}
+
 fn read(model: &Model, source: &mut dyn Source) -> Result<Parameters, SafetensorsError> {
     let mut tensors = BTreeMap::new();
     for (name, dims) in logical::tensors(model) {

@@ -5,7 +5,7 @@ use crate::flags::{DataDefaults, MODEL, Problems, TOKENIZER, read_text};
 use paceline_exec::checkpoint::Checkpoint;
 use paceline_exec::data::{BUILTIN, Tokenizer};
 use paceline_exec::hugging_face::Pretrained;
-use paceline_exec::inference::{ImageNetwork, Network};
+use paceline_exec::inference::{ImageNetwork, Network, trains_only};
 use paceline_plan::model::Model;
 use std::path::{Path, PathBuf};
 
@@ -76,6 +76,9 @@ fn checkpoint(path: &Path) -> Result<Trained, String> {
     let name = file.display().to_string();
     let text = read_text(&file).map_err(|what| format!("{name} {what}"))?;
     let model = Model::parse(&text, &name).map_err(|errors| errors.to_string())?;
+    if let Some(why) = trains_only(&model) {
+        return Err(why);
+    }
     let network = if ImageNetwork::is(&model) {
         ImageNetwork::from_checkpoint(&model, &checkpoint).map(LoadedModel::Images)
     } else {

@@ -203,7 +203,7 @@ impl<'a> Described<'a> {
             }
             Op::CrossEntropy => {
                 // The targets follow the tokens that are read last.
-                let class = match self.net.lookahead() {
+                let class = match self.net.lookahead(self.seq) {
                     0 => TensorClass::Targets,
                     ahead => TensorClass::Lookahead(ahead as u16 + 1),
                 };

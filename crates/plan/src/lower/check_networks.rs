@@ -15,9 +15,15 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
         let why = format!("some operators of {} know no shards of tokens", model.name());
         say("--sp", format!("{why}; use --tp without it"));
     }
-    if s.seq != model.seq {
-        let wanted = model.seq;
-        say("--seq", format!("the graph {} has rows of {wanted}, not of {}", model.name(), s.seq));
+    if !net.reads_tokens() && s.seq != 1 {
+        say("--seq", format!("{} reads images, not sequences; leave it out", model.name()));
+    }
+    if net.reads_tokens() && s.seq > model.seq {
+        let most = model.seq;
+        say(
+            "--seq",
+            format!("{} has positions for {most} tokens; use at most {most}", model.name()),
+        );
     }
     if let Some((what, size)) = net.undivided(u64::from(s.tp.max(1))) {
         let legal = divisors(size);

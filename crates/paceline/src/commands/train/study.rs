@@ -4,7 +4,7 @@ use super::{Job, JobFlags, Purpose, prepare};
 use crate::failure::Failure;
 use crate::flags::{Origins, SavePolicy};
 use paceline_exec::data::{Data, SampleKind};
-use paceline_exec::inference::{ImageNetwork, Network, evaluate, perturbed};
+use paceline_exec::inference::{ImageNetwork, Network, evaluate, perturbed, trains_only};
 use paceline_exec::{Outcome, TrainOptions};
 use serde::Serialize;
 use serde_json::Value;
@@ -71,6 +71,9 @@ pub(crate) fn result(flags: &JobFlags, origins: Origins) -> Result<Value, Failur
 }
 
 fn evaluate_outcome(job: &Job, outcome: Outcome) -> Result<Found, Failure> {
+    if let Some(why) = trains_only(&job.model) {
+        return Err(Failure::flag("--vary", why));
+    }
     let failed = |error: paceline_exec::data::DataError| Failure::Run(error.into());
     let seq = job.plan.strategy.seq;
     let reads = SampleKind::of(&job.model, seq);

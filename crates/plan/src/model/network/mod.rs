@@ -245,11 +245,11 @@ impl Network {
         Self { input, layers: self.layers.clone() }
     }
 
-    /// Number of tokens beyond a sequence's targets that samples need.
-    pub fn lookahead(&self) -> u64 {
+    /// Number of tokens beyond the targets of a sequence of `seq` tokens that samples need.
+    pub fn lookahead(&self, seq: u64) -> u64 {
         let reads = |operator: &Operator| operator.reads.iter().any(|name| name == CONTINUATION);
         let all = self.layers.iter().flat_map(|layer| &layer.operators);
-        if { all }.any(reads) { self.input.seq() } else { 0 }
+        if { all }.any(reads) { seq } else { 0 }
     }
 
     /// Returns true if some operator normalises over a microbatch.

@@ -41,7 +41,7 @@ fn what_crosses_a_boundary_follows_from_what_is_read() {
     assert_eq!((&entering[4], &entering[5]), (&entering[4], &entering[4]));
     assert_eq!(entering[5], ["h", "memory"]);
     assert_eq!(entering[6], ["h"]);
-    assert_eq!(transformer.lookahead(), 32);
+    assert_eq!(transformer.lookahead(32), 32);
 }
 
 #[test]
