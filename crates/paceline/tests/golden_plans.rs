@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-/// Prefix of handwritten plans for future features: validated and simulated, not executed.
-const LATER: &str = "later-";
+/// Prefix of handwritten plans that belong to no model: validated and simulated, not executed.
+const BY_HAND: &str = "hand-";
 
 fn plans() -> BTreeMap<String, Plan> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../plans");
@@ -48,12 +48,11 @@ fn every_golden_plan_is_simulated() {
 fn every_golden_plan_that_can_run_is_run() {
     let mut losses: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for (name, plan) in plans() {
-        let options = TrainOptions { iterations: 10, lr: 1e-2, seed: 7, ..TrainOptions::default() };
-        let outcome = paceline_exec::train(&plan, &options, &mut |_| ());
-        if name.starts_with(LATER) {
-            assert!(outcome.is_err(), "{name} runs by now: it is no plan for later");
+        if name.starts_with(BY_HAND) {
             continue;
         }
+        let options = TrainOptions { iterations: 10, lr: 1e-2, seed: 7, ..TrainOptions::default() };
+        let outcome = paceline_exec::train(&plan, &options, &mut |_| ());
         let outcome = outcome.unwrap_or_else(|e| panic!("{name}: {e}"));
         let curve: Vec<f32> = outcome.iterations.iter().map(|i| i.loss).collect();
         assert_eq!(curve.len(), 10, "{name}");

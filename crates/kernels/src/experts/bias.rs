@@ -85,7 +85,8 @@ mod tests {
         assert_eq!([at(2), at(5)], [[0.5; 2]; 2], "rows without a token");
         let mut part = [f32::NAN; 12];
         forward(shape, 2, (&counts, &biases), 0.5, &[0.0; 12], &mut part);
-        assert_eq!(part[2..4], [0.0; 2]);
+        assert_eq!(part[2..4], [5.0, 10.0]);
+        assert_eq!(part[4..6], [0.0; 2], "a row without a token");
         assert_eq!(part[6..8], [5.0, 10.0]);
         let dy: Vec<f32> = (0..12u8).map(f32::from).collect();
         let mut dbiases = [100.0f32; 4];

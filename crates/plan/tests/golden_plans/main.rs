@@ -192,9 +192,9 @@ fn plans() -> Vec<(&'static str, Plan)> {
             "mlp-ps2",
             lowered(Mlp, Strategy { dp: 2, sync: Sync::Servers(2), global_batch: 4, ..base() }),
         ),
-        ("later-pipedream", pipedream::plan()),
-        ("later-ring-attention", ring_attention::plan()),
-        ("later-downpour", downpour::plan()),
+        ("hand-pipedream", pipedream::plan()),
+        ("hand-ring-attention", ring_attention::plan()),
+        ("hand-downpour", downpour::plan()),
     ]
 }
 

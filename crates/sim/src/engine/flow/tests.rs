@@ -212,10 +212,10 @@ fn golden_plans_take_the_same_time_folded_or_not() {
     let plans = [
         include_str!("../../../../../plans/gpt2-dp2-tp2-pp2.plan"),
         include_str!("../../../../../plans/gpt2-zero3-pp2.plan"),
-        include_str!("../../../../../plans/later-downpour.plan"),
+        include_str!("../../../../../plans/hand-downpour.plan"),
         include_str!("../../../../../plans/moe-dp2-tp2-ep2-etp2.plan"),
-        include_str!("../../../../../plans/later-pipedream.plan"),
-        include_str!("../../../../../plans/later-ring-attention.plan"),
+        include_str!("../../../../../plans/hand-pipedream.plan"),
+        include_str!("../../../../../plans/hand-ring-attention.plan"),
         include_str!("../../../../../plans/llama-pp2-interleaved.plan"),
         include_str!("../../../../../plans/mlp-ps2.plan"),
     ];
@@ -250,7 +250,7 @@ fn copy_engines_are_the_same_on_both_networks() {
 /// The steady state of overlapping iterations is that of the ranks that the run tells apart.
 #[test]
 fn a_steady_state_is_the_same_folded_or_not() {
-    let plan = text::parse(include_str!("../../../../../plans/later-pipedream.plan")).unwrap();
+    let plan = text::parse(include_str!("../../../../../plans/hand-pipedream.plan")).unwrap();
     let unrolled = Unrolled::of(&plan, 1).unwrap();
     for name in ["dgx-a100:2", "dgx1-v100:2", "laptop:8"] {
         let mut cluster = preset::get(name).unwrap();
