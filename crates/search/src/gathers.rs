@@ -153,7 +153,7 @@ impl Estimator<'_> {
 
 /// By rank: layers, and how often each is gathered.
 pub(crate) type GatherCounts = Rc<Vec<Vec<(usize, u32)>>>;
-/// What these counts depend on, stages by their first layers.
+/// Properties that determine these counts, stages by their first layers.
 pub(crate) type GatherKey = (ScheduleKind, u32, u32, Vec<u32>);
 
 /// Number of counts that are kept.

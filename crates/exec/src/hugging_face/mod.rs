@@ -5,7 +5,7 @@
 //! export   a checkpoint as such a directory
 //! ```
 //!
-//! What the files of a family contain, and how their tensors form ours, is the family's own
+//! The family describes the contents of its files and the tensors that they form
 //! ([`Family`](paceline_plan::model::hugging_face::Family)).
 
 mod export;

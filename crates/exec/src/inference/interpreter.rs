@@ -31,7 +31,7 @@ pub(super) struct Interpreter {
     pub(super) pool: Pool,
 }
 
-/// What a model reads.
+/// Input of a model.
 pub(super) enum Input<'a> {
     /// Sequences of `positions.len()` tokens each, at these positions.
     Tokens {

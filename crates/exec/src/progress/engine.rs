@@ -176,7 +176,7 @@ impl<'a> ProgressEngine<'a> {
         }
         let mut timeout = exchange_timeout.saturating_sub(waited);
         if self.asks_mpi() {
-            // The end of MPI's exchange wakes nobody; it has to be asked again at once.
+            // The end of MPI's exchange wakes no thread; it has to be asked again at once.
             std::thread::yield_now();
             timeout = Duration::ZERO;
         }

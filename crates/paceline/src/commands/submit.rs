@@ -201,7 +201,7 @@ struct Submission<'a> {
     engine: &'a str,
     /// The batch script or the manifest.
     document: &'a str,
-    /// What the engine said of it; absent with `--dry-run`.
+    /// The engine's answer; absent with `--dry-run`.
     #[serde(skip_serializing_if = "Option::is_none")]
     answer: Option<&'a str>,
 }

@@ -41,12 +41,12 @@ impl PowerFlags {
 }
 
 impl Power {
-    /// Kilowatt-hours that the facility draws while its devices take so many joules.
+    /// Kilowatt-hours that the facility draws while its devices take `joules`.
     pub(crate) fn kwh(&self, joules: f64) -> f64 {
         joules * self.pue.unwrap_or(1.0) / KILOWATT_HOUR
     }
 
-    /// Grams of CO2 of so many kilowatt-hours, if the intensity is known.
+    /// Grams of CO2 of `kwh` kilowatt-hours, if the intensity is known.
     pub(crate) fn co2_g(&self, kwh: f64) -> Option<f64> {
         self.carbon_intensity.map(|grams| grams * kwh)
     }

@@ -470,7 +470,7 @@ impl StrategyFlags {
         same.then_some(Strategy { expert_buffer_factor, ..found })
     }
 
-    /// What the launcher tells its ranks of a search, so that they need not search as well.
+    /// Environment variable that hands a found strategy to the ranks, so that they need not search.
     pub(crate) fn hand_over(&self, found: &Strategy) -> Option<(&'static str, String)> {
         let searched = self.strategy.as_deref() == Some(super::config::AUTO);
         searched.then(|| Some((FOUND, serde_json::to_string(found).ok()?)))?

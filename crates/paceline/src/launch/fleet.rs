@@ -24,7 +24,7 @@ const CLOCKS: f64 = 60.0;
 /// Number of last lines of a remote shell that are kept for messages.
 const LAST_LINES: usize = 5;
 
-/// How agents are started.
+/// Way of starting agents.
 #[derive(Clone, Debug)]
 pub(crate) struct FleetOptions {
     /// Command that runs another one on a host, as `ssh` does; `{host}` stands for the host.
@@ -43,7 +43,7 @@ pub(crate) struct FleetOptions {
     pub(crate) on_gpus: bool,
 }
 
-/// What an agent's connection brings.
+/// Message from an agent's connection.
 enum Inlet {
     Event(Event),
     /// A line that is no event.

@@ -35,7 +35,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Host>, String> {
             Some(file) => format!("{file}, line {number}: {problem}"),
             None => problem,
         })?;
-        // As for mpirun, a host that is named again takes so many more.
+        // As for mpirun, a host that is named again takes that number more.
         match hosts.iter_mut().find(|known| known.name == host.name) {
             Some(known) => {
                 known.slots = Some(known.slots.unwrap_or(1) + host.slots.unwrap_or(1));

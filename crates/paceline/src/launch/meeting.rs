@@ -1,4 +1,4 @@
-//! Where the ranks of an external launcher meet, and the secret by which they know each other.
+//! Meeting point of an external launcher's ranks, and the secret by which they authenticate.
 //!
 //! The user may give both. Otherwise each launcher has its way: under `mpirun`, rank 0 makes them and
 //! MPI carries them to the others. Elsewhere the address comes from the launcher, and the secret from a
@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where ranks meet.
+/// Meeting point of ranks.
 pub(super) struct Meeting {
     /// Address of rank 0's rendezvous server.
     pub(super) rendezvous: SocketAddr,
@@ -64,7 +64,7 @@ pub(super) fn meeting(env: &RankEnv, launch: &Launch, world: u32) -> Result<Meet
         wrong(format!("rank 0 is to be on '{address}', which is not a host that can be found"))
     })?;
     let rendezvous = match rendezvous.ip().is_loopback() && is_own_name(address) {
-        // Debian gives a host's own name to the loopback, where other hosts find nobody.
+        // Debian gives a host's own name to the loopback, where other hosts find no listener.
         true => SocketAddr::new(own_address(launch).unwrap_or(rendezvous.ip()), port),
         false => rendezvous,
     };

@@ -244,7 +244,7 @@ fn shape(position: u32, nodes: u32) -> Shape {
 /// Ranks of a group that have all the shapes of its ranks in both trees.
 ///
 /// Ranks of one shape send and receive alike, in the same rounds, and differ by the distance of their
-/// peers only. So many of each are taken that all places within a host are among them, from both ends.
+/// peers only. The first and last `EACH` of a shape are taken, which cover all places within a host.
 fn of_every_shape(p: &Pattern) -> Vec<u32> {
     /// Ranks of one shape, from each end.
     const EACH: usize = 80;

@@ -116,9 +116,9 @@ pub enum Mask {
     /// Its own and earlier ones.
     #[default]
     Causal,
-    /// The last so many, its own included.
+    /// The last n positions, its own included.
     Window(u64),
-    /// Its own and earlier ones of its chunk of so many tokens.
+    /// Its own and earlier positions of its chunk of n tokens.
     Chunk(u64),
     /// All.
     Full,

@@ -351,7 +351,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// What a half of a layer adds to the residual stream: its output, normalised and scaled.
+    /// Contribution of half a layer to the residual stream: its output, normalised and scaled.
     fn contribution(&mut self, half: &str, out: TensorId) -> TensorId {
         let d = &self.sizes.decoder;
         let out = match d.norms {

@@ -68,7 +68,7 @@ impl Scaling {
                 }
             }
             Self::Yarn { factor, fast, slow, original, exact } => {
-                // Dimension whose frequency makes so many rotations: the inverse of `pair`.
+                // Dimension whose frequency makes this number of rotations: the inverse of `pair`.
                 let of = |rotations: f64| {
                     dims as f64 * (original as f64 / (rotations * TAU)).ln() / (2.0 * theta.ln())
                 };

@@ -80,7 +80,7 @@ impl Row {
 /// Most tensors that one operator puts beside each other.
 pub(crate) const MOST_PARTS: usize = 16;
 
-/// The first inputs of an operator with so many.
+/// Indices of the first `parts` inputs.
 pub(super) fn first(parts: u64) -> &'static [usize] {
     const INPUTS: [usize; MOST_PARTS] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
     &INPUTS[..(parts as usize).min(MOST_PARTS)]

@@ -39,7 +39,7 @@ impl<'f> Codec<'f> {
         Self { terse: true, ..Self::writer() }
     }
 
-    /// What was written.
+    /// Returns the written keys.
     pub(super) fn written(self) -> Map<String, Json> {
         match self.side {
             Side::Read(_) => Map::new(),

@@ -206,7 +206,7 @@ fn set(keys: &mut BTreeMap<&'static str, String>, key: &'static str, value: impl
     keys.insert(key, value.to_string());
 }
 
-/// What several arguments of Megatron-LM say together.
+/// Translates settings that several arguments of Megatron-LM make together.
 fn megatron(
     imported: &mut Imported,
     noted: &BTreeMap<&str, &str>,
@@ -317,7 +317,7 @@ const FLAVORS: [(&str, &str, &str); 4] = [
     ("deepseek_v3", "671B", "deepseek-v3"),
 ];
 
-/// What several settings of torchtitan say together.
+/// Translates settings that several keys of torchtitan make together.
 fn torchtitan(
     imported: &mut Imported,
     noted: &BTreeMap<&str, &str>,
@@ -348,7 +348,7 @@ fn torchtitan(
     }
 }
 
-/// What several settings of DeepSpeed say together.
+/// Translates settings that several keys of DeepSpeed make together.
 fn deepspeed(imported: &mut Imported, noted: &BTreeMap<&str, &str>) {
     for (key, dtype) in [("bf16.enabled", "\"bf16\""), ("fp16.enabled", "\"f16\"")] {
         if noted.get(key) == Some(&"true") {

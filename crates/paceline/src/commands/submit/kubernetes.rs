@@ -47,7 +47,7 @@ pub(super) fn manifest(job: &Job, flags: &Flags, problems: &mut Problems) -> Str
     format!("{text}\n")
 }
 
-/// What the pods of both kinds have in common.
+/// Settings common to the pods of both kinds.
 struct Pod<'a> {
     job: &'a Job,
     image: String,

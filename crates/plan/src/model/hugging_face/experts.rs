@@ -44,7 +44,7 @@ fn shares(c: &mut Codec<'_>, s: &ModelDims, d: &mut Decoder, silent: bool) {
     }
 }
 
-/// Layers without experts: every so many, and listed ones.
+/// Layers without experts: every n-th one, and listed ones.
 fn sparse(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
     let (mut step, mut listed) = (1, Vec::new());
     if c.writes() {
@@ -195,7 +195,7 @@ fn latent(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
 /// Epsilon of the norms of latent vectors in DeepSeek's classes, whatever the file says.
 const LATENT_EPS: f64 = 1e-6;
 
-/// What DeepSeek-V2 and V3 have in common.
+/// Keys common to DeepSeek-V2 and V3.
 fn deepseek(c: &mut Codec<'_>, s: &mut ModelDims, dense: u64, shared: u64) {
     c.word("hidden_act", &mut s.activation, &GATED, Activation::SwiGlu);
     routed(c, s, "n_routed_experts", "num_experts");

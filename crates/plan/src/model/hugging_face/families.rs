@@ -128,7 +128,7 @@ pub(super) fn gemma(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder) {
     c.only("use_bidirectional_attention", false);
 }
 
-/// What Gemma 2 and 3 have in common.
+/// Keys common to Gemma 2 and 3.
 fn late_gemmas(c: &mut Codec<'_>, s: &mut ModelDims, d: &mut Decoder, caps: (f64, f64)) {
     c.ignore(&["hidden_act"]);
     gemmas(c, s, d, "hidden_activation");

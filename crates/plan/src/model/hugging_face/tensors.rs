@@ -30,7 +30,7 @@ pub(super) enum Layout {
     Heads,
     /// By key head: its queries, the key, the value.
     Grouped,
-    /// So many rows precede ours.
+    /// This number of rows precedes ours.
     Behind(u64),
     /// A tensor for each expert, or several.
     Experts,

@@ -1,4 +1,5 @@
-//! How tensor parallelism divides the matrices of a layer, found from what reads their results.
+//! Division of a layer's matrices by tensor parallelism, found from the operators that read their
+//! results.
 //!
 //! A matrix is divided by outputs if only element-wise functions, attention and further matrices of
 //! the layer read them, and those are then divided by inputs (Shoeybi et al., arXiv 1909.08053).

@@ -195,7 +195,7 @@ proptest! {
 #[test]
 fn every_message_says_what_few_ranks_say() {
     let small = &["ring", "multi-ring:2", "halving-doubling", "tree", "direct", "ps:3"][..];
-    // So many ranks that a tree's stand for others of their shape.
+    // 8,000 ranks: in a tree of that size, some stand for others of their shape.
     let cases = [("dgx-a100:4", small), ("gb200-nvl72", small), ("dgx-a100:1000", &["tree"])];
     for (cluster, names) in cases {
         let cluster = &preset::get(cluster).unwrap();
