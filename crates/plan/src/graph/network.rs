@@ -6,12 +6,12 @@
 use super::build::{Builder, Sizes};
 use super::{
     ActivationKind, Graph, Heads, Init, LayerDecl, LayerGraph, LinearRole, Mask, NormKind, OpKind,
-    Scores, TensorClass, Window,
+    Scores, TensorClass,
 };
 use crate::ids::TensorId;
 use crate::model::Activation;
 use crate::model::network::{
-    CONTINUATION, Network, Op, PIXELS, PlainLayer, Role, Shape, TOKENS, padding, roles,
+    CONTINUATION, Network, Op, PIXELS, PlainLayer, Shape, TOKENS, roles, window,
 };
 use std::collections::BTreeMap;
 
@@ -64,11 +64,12 @@ impl<'a> Described<'a> {
             }
             let reads: Vec<(TensorId, Shape)> =
                 operator.reads.iter().map(|name| self.tensors[&**name]).collect();
-            let Some(made) = self.operator(&mut to, &operator.op, &operator.makes, &reads, role)
-            else {
-                continue;
-            };
-            self.tensors.insert(&operator.makes, made);
+            let made = self.operator(&mut to, &operator.op, &operator.makes, &reads, role);
+            let shapes: Vec<Shape> = reads.iter().map(|&(_, shape)| shape).collect();
+            let shape = self.net.shape_of(&operator.op, &shapes);
+            if let Some(made) = made.zip(shape) {
+                self.tensors.insert(&operator.makes, made);
+            }
         }
         let output = (!is_last).then(|| self.leave(&mut to));
         to.finish(input, output)
@@ -123,84 +124,65 @@ impl<'a> Described<'a> {
         op: &Op,
         name: &str,
         reads: &[(TensorId, Shape)],
-        role: Role,
-    ) -> Option<(TensorId, Shape)> {
+        role: LinearRole,
+    ) -> Option<TensorId> {
         let (x, shape) = reads[0];
-        let rows = |width: u64| Shape { width, image: None, ids: false };
-        let images = |side: u64, channels: u64| Shape {
-            width: side * side * channels,
-            image: Some((side, channels)),
-            ids: false,
+        let image = shape.image.unwrap_or((1, shape.width));
+        let (side, channels) = image;
+        // An operator without parameters.
+        let plain = |to: &mut Builder<'_>, kind: OpKind, width: u64| {
+            let y = to.activation(name, width);
+            to.op(kind, &[x], &[], &[y]);
+            y
         };
-        let (side, channels) = shape.image.unwrap_or((1, shape.width));
         Some(match *op {
             Op::Linear { width, bias, init } => {
-                (linear(to, name, (x, shape.width), (width, bias, init), role), rows(width))
+                linear(to, name, (x, shape.width), (width, bias, init), role)
             }
             Op::Activation { function } => {
-                let y = to.activation(name, shape.width);
-                to.op(OpKind::Activation { function: of(function) }, &[x], &[], &[y]);
-                (y, shape)
+                plain(to, OpKind::Activation { function: of(function) }, shape.width)
             }
             Op::Norm { rms, eps } => {
-                let norm = if rms { NormKind::Rms } else { NormKind::Layer };
-                (to.norm_of(name, x, norm, eps), shape)
+                to.norm_of(name, x, if rms { NormKind::Rms } else { NormKind::Layer }, eps)
             }
-            Op::Add => {
-                let images = if reads[0].1 == reads[1].1 { shape.image } else { None };
-                (to.add(name, x, reads[1].0), Shape { image: images, ..shape })
-            }
-            Op::Concat => {
-                let y = concat(to, name, reads);
-                (y, rows(reads.iter().map(|(_, shape)| shape.width).sum()))
-            }
-            Op::Slice { first, width } => (slice(to, name, x, first, width), rows(width)),
-            Op::Scale { factor } => {
-                let y = to.activation(name, shape.width);
-                to.op(OpKind::Scale { factor }, &[x], &[], &[y]);
-                (y, shape)
-            }
+            Op::Add => to.add(name, x, reads[1].0),
+            Op::Concat => concat(to, name, reads),
+            Op::Slice { first, width } => slice(to, name, x, first, width),
+            Op::Scale { factor } => plain(to, OpKind::Scale { factor }, shape.width),
             Op::Embedding { width, init } => {
                 let dims = [self.net.input.classes(), width];
                 let table = to.param(&format!("{name}.weight"), dims, Init::Normal(init), true);
                 let y = to.activation(name, width);
                 to.op(OpKind::Embedding, &[x], &[table], &[y]);
-                (y, rows(width))
+                y
             }
             Op::Position => {
                 let dims = [self.net.input.seq(), shape.width];
                 let table = to.param(&format!("{name}.weight"), dims, Init::Normal(0.02), true);
                 let y = to.activation(name, shape.width);
                 to.op(OpKind::Position, &[x], &[table], &[y]);
-                (y, shape)
+                y
             }
             Op::Attention { heads, kv_heads, causal } => {
                 let heads = Heads { heads, kv_heads, head_dim: shape.width / heads };
-                (self.attention(to, name, reads, heads, causal), rows(shape.width))
+                self.attention(to, name, reads, heads, causal)
             }
             Op::Conv { filters, kernel, stride } => {
-                let window = Window { side, channels, kernel, stride, padding: padding(kernel) };
-                let (out, seen) = (window.side_out(), kernel * kernel * channels);
+                let window = window(image, kernel, stride);
                 // He et al. (arXiv 1502.01852, equation 14), by fan-out.
                 let spread = Init::Normal((2.0 / (kernel * kernel * filters) as f64).sqrt());
-                let weight = to.param(&format!("{name}.weight"), [filters, seen], spread, true);
-                let y = to.activation(name, out * out * filters);
+                let dims = [filters, kernel * kernel * channels];
+                let weight = to.param(&format!("{name}.weight"), dims, spread, true);
+                let y = to.activation(name, window.places() * filters);
                 to.op(OpKind::Conv { window }, &[x], &[weight], &[y]);
-                (y, images(out, filters))
+                y
             }
-            Op::BatchNorm { eps } => (to.batch_norm_of(name, (x, side, channels), eps), shape),
+            Op::BatchNorm { eps } => to.batch_norm_of(name, (x, side, channels), eps),
             Op::MaxPool { kernel, stride } => {
-                let window = Window { side, channels, kernel, stride, padding: padding(kernel) };
-                let out = window.side_out();
-                let y = to.activation(name, out * out * channels);
-                to.op(OpKind::MaxPool { window }, &[x], &[], &[y]);
-                (y, images(out, channels))
+                let window = window(image, kernel, stride);
+                plain(to, OpKind::MaxPool { window }, window.places() * channels)
             }
-            Op::AveragePool => {
-                let y = to.activation(name, channels);
-                to.op(OpKind::AveragePool { channels }, &[x], &[], &[y]);
-                (y, rows(channels))
-            }
+            Op::AveragePool => plain(to, OpKind::AveragePool { channels }, channels),
             Op::CrossEntropy => {
                 // The targets follow the tokens that are read last.
                 let class = match self.net.lookahead(self.seq) {
@@ -239,16 +221,8 @@ fn linear(
     name: &str,
     (x, inner): (TensorId, u64),
     (width, bias, init): (u64, bool, f64),
-    role: Role,
+    role: LinearRole,
 ) -> TensorId {
-    let role = match role {
-        Role::Up => LinearRole::Up,
-        Role::Heads => LinearRole::Qkv,
-        Role::Down => LinearRole::Down,
-        Role::FromHeads => LinearRole::AttentionOut,
-        Role::Logits => LinearRole::Head,
-        Role::Whole => LinearRole::Join,
-    };
     // He et al. (arXiv 1502.01852, equation 10), by fan-in.
     let spread = if init > 0.0 { init } else { (2.0 / inner as f64).sqrt() };
     let weight = to.param(&format!("{name}.weight"), [width, inner], Init::Normal(spread), true);

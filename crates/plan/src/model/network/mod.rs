@@ -13,8 +13,8 @@ mod write;
 mod tests;
 
 pub(super) use read::parse;
-pub(crate) use shapes::padding;
-pub(crate) use tensor_parallel::{Role, roles};
+pub(crate) use shapes::window;
+pub(crate) use tensor_parallel::roles;
 
 use super::{Activation, Body, Experts, Latent, MAX_PARAMETERS, Model, ModelDims, ModelKind};
 use crate::located::Errors;
@@ -305,6 +305,20 @@ impl Network {
         plain
     }
 
+    /// Adds the shape of what a sound operator makes.
+    fn result<'a>(&self, operator: &'a Operator, shapes: &mut BTreeMap<&'a str, Shape>) {
+        let known = operator.reads.iter().filter_map(|name| shapes.get(&**name).copied());
+        let reads: Vec<Shape> = known.collect();
+        if let Some(shape) = self.shape_of(&operator.op, &reads) {
+            shapes.insert(&operator.makes, shape);
+        }
+    }
+
+    /// Shape of what a sound operator makes of operands of these shapes; `None` for a loss.
+    pub(crate) fn shape_of(&self, op: &Op, reads: &[Shape]) -> Option<Shape> {
+        shapes::of(op, reads, &self.input).ok().flatten()
+    }
+
     /// Largest number of values between two layers, or of an operator's result, per row.
     pub(crate) fn widest(&self) -> u64 {
         let width = |tensors: &[(String, Shape)]| tensors.iter().map(|(_, s)| s.width).sum::<u64>();
@@ -316,12 +330,8 @@ impl Network {
         let mut shapes: BTreeMap<&str, Shape> = self.input.tensors().into_iter().collect();
         let mut largest = self.widest();
         for operator in self.layers.iter().flat_map(|layer| &layer.operators) {
-            let reads: Vec<Shape> =
-                operator.reads.iter().filter_map(|name| shapes.get(&**name).copied()).collect();
-            if let Ok(Some(shape)) = shapes::of(&operator.op, &reads, &self.input) {
-                largest = largest.max(shape.width);
-                shapes.insert(&operator.makes, shape);
-            }
+            self.result(operator, &mut shapes);
+            largest = largest.max(shapes.get(&*operator.makes).map_or(0, |shape| shape.width));
         }
         largest
     }
@@ -332,14 +342,12 @@ impl Network {
         let mut count = 0;
         for layer in &self.layers {
             let mut once = 0;
-            for Operator { op, reads, makes } in &layer.operators {
-                let reads: Vec<Shape> =
-                    reads.iter().filter_map(|name| shapes.get(&**name).copied()).collect();
-                let first = reads.first().copied();
+            for operator in &layer.operators {
+                let first = operator.reads.first().and_then(|name| shapes.get(&**name).copied());
                 let wide = |f: fn(Shape) -> u64| first.map_or(0, |shape| u128::from(f(shape)));
                 let (inner, channels) =
                     (wide(|s| s.width), wide(|s| s.image.map_or(0, |(_, channels)| channels)));
-                once += match *op {
+                once += match operator.op {
                     Op::Linear { width, bias, .. } => {
                         u128::from(width) * (inner + u128::from(bias))
                     }
@@ -354,9 +362,7 @@ impl Network {
                     Op::BatchNorm { .. } => 2 * channels,
                     _ => 0,
                 };
-                if let Ok(Some(shape)) = shapes::of(op, &reads, &self.input) {
-                    shapes.insert(makes, shape);
-                }
+                self.result(operator, &mut shapes);
             }
             count += once * u128::from(layer.repeat);
         }

@@ -1,6 +1,7 @@
 //! Shape of an operator's result, from those of its operands.
 
 use super::{Input, Op, Shape};
+use crate::graph::Window;
 
 /// Most tensors that one operator puts beside each other.
 pub(super) const PARTS: usize = 16;
@@ -90,14 +91,11 @@ pub(super) fn of(
             rows(q)
         }
         Op::Conv { filters, kernel, stride } => {
-            let (side, _) = image()?;
-            window(side, kernel, stride)?;
-            images(side_out(side, kernel, stride), filters)
+            images(side_out(image()?, kernel, stride)?, filters)
         }
         Op::MaxPool { kernel, stride } => {
-            let (side, channels) = image()?;
-            window(side, kernel, stride)?;
-            images(side_out(side, kernel, stride), channels)
+            let image = image()?;
+            images(side_out(image, kernel, stride)?, image.1)
         }
         Op::BatchNorm { .. } => image().map(|_| Some(x)),
         Op::AveragePool => image().and_then(|(_, channels)| rows(channels)),
@@ -109,20 +107,21 @@ pub(super) fn of(
     }
 }
 
-/// Pixels along each side of a window operator's result. Windows are centred: odd ones are padded,
-/// so that stride 1 keeps the side.
-pub(super) const fn side_out(side: u64, kernel: u64, stride: u64) -> u64 {
-    (side + 2 * padding(kernel) - kernel) / stride + 1
-}
-
 /// Pixels of padding around an image: half of an odd window, none for an even one.
-pub(crate) const fn padding(kernel: u64) -> u64 {
+const fn padding(kernel: u64) -> u64 {
     if kernel.is_multiple_of(2) { 0 } else { kernel / 2 }
 }
 
-fn window(side: u64, kernel: u64, stride: u64) -> Result<(), (String, String)> {
+/// Windows of an operator on images, centred: odd ones are padded, so that stride 1 keeps the side.
+pub(crate) fn window((side, channels): (u64, u64), kernel: u64, stride: u64) -> Window {
+    Window { side, channels, kernel, stride, padding: padding(kernel) }
+}
+
+/// Pixels along each side of a window operator's result.
+fn side_out(image: (u64, u64), kernel: u64, stride: u64) -> Result<u64, (String, String)> {
+    let (side, _) = image;
     match kernel <= side + 2 * padding(kernel) && stride >= 1 {
-        true => Ok(()),
+        true => Ok(window(image, kernel, stride).side_out()),
         false => Err((
             format!("windows of {kernel} pixels on images of {side}"),
             format!("use a kernel of at most {side}"),

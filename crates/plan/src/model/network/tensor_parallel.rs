@@ -6,48 +6,38 @@
 //! Logits are divided by classes. Every rank computes the rest alike.
 
 use super::{Network, Op, Operator, Shape};
-
-/// Part that a matrix plays in its layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Divided by outputs.
-    Up,
-    /// Divided by outputs, of which attention reads heads.
-    Heads,
-    /// Divided by inputs.
-    Down,
-    /// Divided by inputs, which are attention's.
-    FromHeads,
-    /// Logits, divided by classes.
-    Logits,
-    /// Computed by every rank.
-    Whole,
-}
+use crate::graph::LinearRole;
 
 /// Role of every operator's matrix in a layer whose results `leaves` are read by later ones.
-/// Operators without a matrix have [`Role::Whole`], unless they work on a divided tensor, in whose
-/// width they are divided.
-pub(crate) fn roles(operators: &[Operator], leaves: &[(String, Shape)]) -> Vec<Role> {
-    let mut roles = vec![Role::Whole; operators.len()];
+/// A matrix that every rank computes, and an operator without one, has [`LinearRole::Join`].
+pub(crate) fn roles(operators: &[Operator], leaves: &[(String, Shape)]) -> Vec<LinearRole> {
+    let mut roles = vec![LinearRole::Join; operators.len()];
     for at in 0..operators.len() {
         let Operator { op, reads, .. } = &operators[at];
         if !matches!(op, Op::Linear { .. }) {
             continue;
         }
         roles[at] = match divided(operators, &roles, at, &reads[0]) {
-            Some(Role::Heads) => Role::FromHeads,
-            Some(_) => Role::Down,
-            None => by_outputs(operators, leaves, at).unwrap_or(Role::Whole),
+            Some(LinearRole::Qkv) => LinearRole::AttentionOut,
+            Some(_) => LinearRole::Down,
+            None => by_outputs(operators, leaves, at).unwrap_or(LinearRole::Join),
         };
     }
     roles
 }
 
 /// Role of the matrix that divided a tensor, if one did.
-fn divided(operators: &[Operator], roles: &[Role], before: usize, name: &str) -> Option<Role> {
+fn divided(
+    operators: &[Operator],
+    roles: &[LinearRole],
+    before: usize,
+    name: &str,
+) -> Option<LinearRole> {
     let at = operators[..before].iter().rposition(|operator| operator.makes == name)?;
     match operators[at].op {
-        Op::Linear { .. } => matches!(roles[at], Role::Up | Role::Heads).then_some(roles[at]),
+        Op::Linear { .. } => {
+            matches!(roles[at], LinearRole::Up | LinearRole::Qkv).then_some(roles[at])
+        }
         Op::Activation { .. } => divided(operators, roles, at, &operators[at].reads[0]),
         Op::Attention { .. } => divided(operators, roles, at, &operators[at].reads[0]),
         _ => None,
@@ -55,7 +45,11 @@ fn divided(operators: &[Operator], roles: &[Role], before: usize, name: &str) ->
 }
 
 /// Role of a matrix that can be divided by outputs.
-fn by_outputs(operators: &[Operator], leaves: &[(String, Shape)], made: usize) -> Option<Role> {
+fn by_outputs(
+    operators: &[Operator],
+    leaves: &[(String, Shape)],
+    made: usize,
+) -> Option<LinearRole> {
     let name = &operators[made].makes;
     if leaves.iter().any(|(left, _)| left == name) {
         return None;
@@ -66,12 +60,12 @@ fn by_outputs(operators: &[Operator], leaves: &[(String, Shape)], made: usize) -
             continue;
         }
         let role = match reader.op {
-            Op::Linear { .. } => Role::Up,
-            Op::CrossEntropy => Role::Logits,
+            Op::Linear { .. } => LinearRole::Up,
+            Op::CrossEntropy => LinearRole::Head,
             // Attention's own result is read by matrices only: shapes were checked.
-            Op::Attention { .. } => Role::Heads,
+            Op::Attention { .. } => LinearRole::Qkv,
             Op::Activation { .. } => match by_outputs(operators, leaves, at)? {
-                Role::Up => Role::Up,
+                LinearRole::Up => LinearRole::Up,
                 _ => return None,
             },
             _ => return None,
@@ -91,7 +85,7 @@ impl Network {
             let roles = roles(layer.operators, &layer.leaves);
             for (operator, role) in layer.operators.iter().zip(roles) {
                 let (what, size) = match (operator.op, role) {
-                    (Op::Linear { width, .. }, Role::Up) => ("width", width),
+                    (Op::Linear { width, .. }, LinearRole::Up) => ("width", width),
                     (Op::Attention { kv_heads, .. }, _) => ("number of key heads", kv_heads),
                     _ => continue,
                 };

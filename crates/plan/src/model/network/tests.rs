@@ -1,4 +1,5 @@
 use super::*;
+use crate::graph::LinearRole;
 use crate::model::built_in;
 
 fn network(name: &str) -> (Model, Network) {
@@ -53,14 +54,20 @@ fn matrices_are_divided_as_their_readers_allow() {
         roles(layer.operators, &layer.leaves)[at]
     };
     // What leaves a layer is whole.
-    assert_eq!(of(&plain[0], "a1"), Role::Whole);
-    assert_eq!((of(&plain[1], "a_up"), of(&plain[1], "a_down")), (Role::Up, Role::Down));
-    assert_eq!(of(&plain[3], "logits"), Role::Logits);
+    assert_eq!(of(&plain[0], "a1"), LinearRole::Join);
+    assert_eq!(
+        (of(&plain[1], "a_up"), of(&plain[1], "a_down")),
+        (LinearRole::Up, LinearRole::Down)
+    );
+    assert_eq!(of(&plain[3], "logits"), LinearRole::Head);
     let (_, transformer) = network("encoder-decoder");
     let plain = transformer.plain();
     let decoder = &plain[4];
-    assert_eq!((of(decoder, "c_k"), of(decoder, "c_o")), (Role::Heads, Role::FromHeads));
-    assert_eq!((of(decoder, "d_up"), of(decoder, "d_down")), (Role::Up, Role::Down));
+    assert_eq!(
+        (of(decoder, "c_k"), of(decoder, "c_o")),
+        (LinearRole::Qkv, LinearRole::AttentionOut)
+    );
+    assert_eq!((of(decoder, "d_up"), of(decoder, "d_down")), (LinearRole::Up, LinearRole::Down));
 }
 
 const HEAD: &str = "kind = \"graph\"\n[input]\ndata = \"digits\"\n";
